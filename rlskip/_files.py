@@ -8,6 +8,7 @@ The directory itself may be reached through links: it is the user's choice.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import tempfile
@@ -25,6 +26,8 @@ _FLAGS = {
     "w": os.O_WRONLY | os.O_CREAT,
     "x": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
 }
+# Of what a path on Linux may have, 4095 bytes, two names are left for what is in a directory.
+_MAX_PATH = 4095 - 2 * 256
 _KINDS = {stat.S_IFREG: "a regular file", stat.S_IFDIR: "a directory"}
 
 
@@ -146,6 +149,8 @@ def sync_directory(path: Path) -> None:
 
 def cannot_write(directory: Path) -> str | None:
     """Why `directory`, or the part of it that exists, cannot be written; None if it can."""
+    if len(os.fsencode(directory)) > _MAX_PATH:
+        return os.strerror(errno.ENAMETOOLONG)
     while not os.path.lexists(directory) and directory != directory.parent:
         directory = directory.parent
     try:

@@ -60,6 +60,8 @@ def sets_own_key(arguments: Sequence[str]) -> bool:
         if name in NODES and value:
             from difflib import get_close_matches  # a misspelt option is one, and Hydra names it
 
-            words = re.findall(r"\w+", value)
-            is_option.append(any(get_close_matches(word, options(name)) for word in words))
+            words, known = {*re.findall(r"\w+", value)} - {"true", "false"}, options(name)
+            parts = {part for option in known for part in option.split("_")}  # `+skip=cache`
+            is_near = any(get_close_matches(word, known) for word in words)
+            is_option.append(is_near or not words.isdisjoint(parts))
     return bool(is_option) and not any(is_option)

@@ -36,13 +36,13 @@ def ls(
     # The records of each dump_dir are read once.
     recorded = {dump_dir: tally_steps(dump_dir) for dump_dir in {run.dump_dir for run in runs}}
     tallied = [(run, recorded[run.dump_dir].get(run.name, {})) for run in runs]
+    if not runs:
+        return put(as_json, [], [f"no dumps in {place}"])
     if steps or [run.directory for run in runs] == [place.resolve()]:
         listed = [_steps(run, tallies, limit) for run, tallies in tallied]
         parts = [part for _, view in listed for part in view]
         return put(as_json, [data for data, _ in listed], parts)
     lines = [_of_run(run, tallies) for run, tallies in tallied[:limit]]
-    if not lines:
-        return put(as_json, [], [f"no dumps in {place}"])
     columns = {
         "run": "run", "steps": "steps", ">size": "size", ">age": "written", ">hits": "hits",
         ">misses": "misses", ">saved": "seconds_saved", "": "note",

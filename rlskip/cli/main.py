@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -73,7 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        complain(str(error))
+        is_long = error.errno == errno.ENAMETOOLONG
+        complain(
+            f"{error.filename!s:.60}...: {error.strerror}; shorten it" if is_long else str(error)
+        )
         return BAD_INPUT
     except KeyboardInterrupt:
         return 130

@@ -161,9 +161,11 @@ def read(
         except ConfigError as error:
             problems.append(Problem(error.where, error.what, error.remedy))
         except (ValueError, OmegaConfBaseException) as error:
-            is_told = {"choices", "like"} & {*fields[name].metadata}
-            meant = "" if is_told else _meaning(schema, name)
-            problems.append(Problem(key, str(error).splitlines()[0], meant))
+            rules = fields[name].metadata
+            known = rules.get("like") or ", ".join(map(str, rules.get("choices", ())))
+            said, one_of = str(error).splitlines()[0], "one of " * ("choices" in rules)
+            meant = f"give {one_of}{known}" if known else _meaning(schema, name)
+            problems.append(Problem(key, said, "" if known and known in said else meant))
     for name, field in fields.items():
         if getattr(made, name) is not None:
             continue

@@ -22,7 +22,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ADD_CALLBACK = "add hydra/callbacks=rlskip"
+
+def add_callback(config: Any) -> str:
+    """What to type for rlskip's callback; one of the application's own, which it chose, stays."""
+    own = (OmegaConf.select(config, "hydra.runtime.choices") or {}).get("hydra/callbacks")
+    name = "rlskip" if own in (None, "null", "rlskip") else f"[{own},rlskip]"
+    return f"add hydra/callbacks={name}"
 
 
 def overrides_of(config: Any, kind: str = "task") -> list[str]:
@@ -51,7 +56,7 @@ def dropped_callback(config: Any) -> str | None:
     composed = "rlskip" in (OmegaConf.select(config, "hydra.callbacks") or {})
     if composed and str(OmegaConf.select(config, "hydra.mode")) == "RunMode.MULTIRUN":
         why = "Hydra drops the callback of an option that is swept, or that a swept choice makes"
-        return f"{ADD_CALLBACK} ({why})"
+        return f"{add_callback(config)} ({why})"
     return None
 
 
@@ -133,7 +138,7 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
         raise ConfigError(str(error).splitlines()[0], where) from error
     for key, text in check.leaves(plain, name):
         check.refuse_own_resolver(text, key)
-    if isinstance(plain, str):
+    if isinstance(plain, str) and OmegaConf.is_config(config):
         what = f"{plain!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in"
         remedy = "install rlskip into the environment that runs this application and check with "
         remedy += "`python <app> --info plugins` (look for RlskipSearchPathPlugin)"

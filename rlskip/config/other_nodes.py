@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlskip.config.dump_dir import parse_directory
-from rlskip.config.steps import Steps
+from rlskip.config.steps import FORMS, Steps
 from rlskip.errors import ConfigError
 
 _positive = {"min": 1}
@@ -149,7 +149,7 @@ class RecordConfig:
     stages: Any = field(default="all", metadata={"parse": _parse_stages})
 
     # Steps that are recorded: a list of ints, a string such as "1-128,200,300-400:10", or all.
-    steps: Any = field(default="all", metadata={"parse": Steps.parse})
+    steps: Any = field(default="all", metadata={"parse": Steps.parse, "like": FORMS})
 
     # all: whole values, to name differences by token. digest: a row's checksum and moments.
     values: str = field(default="all", metadata={"choices": ("all", "digest")})

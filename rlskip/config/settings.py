@@ -111,12 +111,21 @@ def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
     attach = _read_attach(shared.attach, configs, problems)
     roles: dict[str, RoleConfig] = {}
     for name, value in given.items():
+        if name == "skip":
+            how = "in a defaults list choose the option as `/skip: OPTION`, without a package"
+            refuse(name, "a node of rlskip's lies below itself, where it is not read", how)
+            continue
         if name not in configs:
             keys, otherwise = [*SHARED_KEYS, *configs], "docs/keys.md lists all keys"
-            refuse(name, "unknown key", did_you_mean(name, keys, "skip", otherwise))
+            outer, _, inner = name.partition(".")
+            nested = (
+                f"nest it: {{{outer}: {{{inner}: {value}}}}}" if outer in known and inner else ""
+            )
+            refuse(name, "unknown key", nested or did_you_mean(name, keys, "skip", otherwise))
             continue
         if not isinstance(value, Mapping):
-            refuse(name, f"expected a mapping, got {value!r}")
+            turns_on = "validation=replay" if name == VALIDATION_ROLE else f"{name}.enable=true"
+            refuse(name, f"expected a mapping, got {value!r}", f"set skip.{turns_on}")
             continue
         # Keys of its own need a class.
         register = f"import the module with `@register_skip({name!r}, config=...)` before the job"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_directory
-from rlskip.config.steps import Steps
+from rlskip.config.steps import FORMS, Steps
 
 
 class SkipAction(str, enum.Enum):
@@ -27,7 +27,7 @@ _on_mismatch = {"choices": ("error", "regenerate")}
 _background = {"choices": ("auto", True, False)}
 _positive = {"min": 1}
 _seconds = {"min": 0, "max": 1e9}
-_steps = {"parse": Steps.parse}
+_steps = {"parse": Steps.parse, "like": FORMS}
 _directory = {"parse": parse_directory}
 
 _NAMES = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"

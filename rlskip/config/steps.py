@@ -19,7 +19,8 @@ import attrs
 from rlskip._human import short
 from rlskip.errors import ConfigError
 
-EXAMPLE = 'write a list such as [1,2,3], a string such as "1-128,200,300-400:10", or all'
+FORMS = 'a list such as [1,2,3], a string such as "1-128,200,300-400:10", or all'
+EXAMPLE = f"write {FORMS}"
 
 # Longer numbers would not fit into the length of a range.
 _N = r"(\d{1,18})"
@@ -37,7 +38,7 @@ class Steps:
         return any(step in part for part in self.parts)
 
     def __str__(self) -> str:
-        return self.text
+        return self.text or "none"
 
     @classmethod
     def parse(cls, value: Any, key: str = "steps") -> Steps:

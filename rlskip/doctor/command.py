@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from rlskip.config.facts import is_own
 from rlskip.errors import RlskipError
 
 TIMEOUT_S = 300.0
+_VALUES = 100  # of a swept key
 # Hydra's own -m stands before overrides.
 _MODULE = re.compile(r"[A-Za-z_][\w.]*")
 _SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh", "fish"})
@@ -35,21 +38,35 @@ class Command:
     start: list[str]
     arguments: list[str]  # of a sweep the first value
     multirun: bool = False
-    swept: Sequence[str] = ()  # the keys that a multirun sweeps
+    swept: Mapping[str, list[str]] = {}  # the keys that a multirun sweeps, with each value
     unswept: Sequence[str] = ()  # the arguments from which it builds its callbacks
 
     @classmethod
-    def parse(cls, command: Sequence[str]) -> Command:
+    def parse(cls, command: Sequence[str], params: Sequence[str] | None = None) -> Command:
+        """`params` are what the config of a multirun sets; searches are left out."""
         if not command:
             raise CannotComposeError("the command is empty", remedy="give it: python train.py ...")
         start, rest = _start_of(list(command))
         given = [word for word in rest if word not in ("-m", "--multirun")]
-        if len(given) == len(rest):
+        if len(given) == len(rest) and "hydra.mode=MULTIRUN" not in given and params is None:
             return cls(start, given)
-        sweeps = {word: sweep for word in given if (sweep := _sweep_of(word))}
-        first = [sweeps[word][1] if word in sweeps else word for word in given]
+        sweeps: dict[str, tuple[str, list[str]]] = {}
+        for word in params or ():
+            with suppress(CannotComposeError):
+                sweeps[word] = _sweep_of(word) or (word.partition("=")[0].lstrip("+"), [word])
+        sweeps |= {word: sweep for word in given if (sweep := _sweep_of(word))}
+        words = [*(word for word in sweeps if word not in given), *given]
+        first = [sweeps[word][1][0] if word in sweeps else word for word in words]
         unswept = [word for word in given if word not in sweeps]
-        return cls(start, first, True, [key for key, _ in sweeps.values()], unswept)
+        return cls(start, first, True, dict(sweeps.values()), unswept)
+
+    def others(self, groups: Collection[str]) -> Iterator[Command]:
+        """The same job with each other value of these keys."""
+        for key in self.swept.keys() & {*groups}:
+            first, *values = self.swept[key]
+            for value in values:
+                words = [value if word == first else word for word in self.arguments]
+                yield attrs.evolve(self, arguments=words)
 
     @property
     def module(self) -> str | None:
@@ -67,8 +84,8 @@ class Command:
         return next(filter(is_own, (Path(os.path.abspath(file)) for file in files)), None)
 
 
-def _sweep_of(argument: str) -> tuple[str, str] | None:
-    """The key that an argument of a multirun sweeps, and the argument with its first value."""
+def _sweep_of(argument: str) -> tuple[str, list[str]] | None:
+    """The key that an argument of a multirun sweeps, and the argument with each value."""
     try:
         override = OverridesParser.create().parse_override(argument)
     except HydraException:  # an option of Hydra's; of what is wrong, the command itself reports
@@ -76,11 +93,11 @@ def _sweep_of(argument: str) -> tuple[str, str] | None:
     if not override.is_sweep_override():
         return None
     try:
-        first = next(iter(override.sweep_string_iterator()))
+        values = [*itertools.islice(override.sweep_string_iterator(), _VALUES)]
     except Exception as error:
         what = f"only the sweeper finds the values of {argument}"
         raise CannotComposeError(what, remedy="give it one value") from error
-    return override.key_or_group, f"{override.get_key_element()}={first}"
+    return override.key_or_group, [f"{override.get_key_element()}={value}" for value in values]
 
 
 def _start_of(command: list[str]) -> tuple[list[str], list[str]]:

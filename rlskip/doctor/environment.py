@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -103,10 +104,10 @@ def _version_of(distribution: str) -> str | None:
 def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
     """Whether dumps can be written there, and how much space is free."""
     there = dump_dir
-    while not there.exists() and there != there.parent:
+    while not os.path.lexists(there) and there != there.parent:
         there = there.parent
     name = str(dump_dir) if there == dump_dir else f"{dump_dir} (to be made in {there})"
-    if (problem := cannot_write(there)) is not None:
+    if (problem := cannot_write(dump_dir)) is not None:
         remedy = "name another: skip.dump_dir=DIRECTORY"
         yield Finding("dump dir", ERROR, f"{name} is not writable: {problem}", remedy)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import os
 import sys
@@ -14,7 +15,7 @@ from omegaconf import DictConfig
 
 from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts, Origin
-from rlskip.config.nodes import ADD_CALLBACK, find_node
+from rlskip.config.nodes import add_callback, find_node, record_chosen_by
 from rlskip.config.settings import SkipSettings, read_skip, why_off
 from rlskip.config.skip import RoleConfig, role_configs, to_generate
 from rlskip.config.steps import compact
@@ -29,17 +30,18 @@ from rlskip.runs.opened import Run
 from rlskip.skip.preflight import preflight, unusable
 from rlskip.skip.role import Role
 from rlskip.skip.roles import make_roles
+from rlskip.skip.said import chosen_by
 
 CALLBACK = "rlskip.hooks.SkipCallback"
 
 _SHOWN_STEPS = 100_000
+_OTHERS = 8  # jobs of a multirun that are composed, if the first skips nothing
 
 
 def explain(command: Sequence[str]) -> list[Finding]:
     """What is found of the command, and of the dumps that it would use."""
     try:
-        split = Command.parse(command)
-        config = compose(split)
+        split, config = _composed(command)
     except CannotComposeError as error:
         return [Finding("config", ERROR, error.what, error.remedy)]
     settings, about = _settings(config)
@@ -51,7 +53,10 @@ def explain(command: Sequence[str]) -> list[Finding]:
             judge(config.copy(), settings, split.module)
     except RlskipError as error:
         findings.append(_refusal("verl", error))
-    instances = make_roles(roles, settings.facts)
+    try:
+        instances = make_roles(roles, settings.facts)
+    except RlskipError as error:
+        return [*findings, _refusal("skip", error)]
     for skip in instances.values():
         findings += _role(skip, settings.facts)
     findings += _engine(settings, instances) if roles else ()
@@ -62,13 +67,35 @@ def explain(command: Sequence[str]) -> list[Finding]:
 
 def directory_of(command: Sequence[str]) -> Path:
     """The directory in which the rollouts of a command are looked for; it is not run."""
-    split = Command.parse(command)
-    settings = _started_by(split, read_skip(compose(split)))
+    split, config = _composed(command)
+    settings = _started_by(split, read_skip(config))
     for name, skip in make_roles(settings.roles, settings.facts).items():
         if name.startswith("rollout") and skip.dumps is not None:
             return skip.dumps.directory
     what = "the command skips no rollouts"
     raise CannotComposeError(what, " ".join(command), "add an option: +skip=rollout_cache")
+
+
+def _composed(command: Sequence[str]) -> tuple[Command, DictConfig]:
+    """A command taken apart, and its config; of a multirun those of the first job that skips."""
+    split = Command.parse(command)
+    config = compose(split)
+    params = look_up(config, "hydra.sweeper.params") if split.multirun else {}
+    if params or str(look_up(config, "hydra.mode")).endswith("MULTIRUN"):
+        given = look_up(config, "hydra.sweeper.params") or {}
+        split = Command.parse(command, [f"{key}={value}" for key, value in given.items()])
+        config = compose(split)
+    for other in itertools.islice(split.others(_groups(config)), _OTHERS):
+        if chosen_by(config) or record_chosen_by(config):
+            break
+        split, config = other, compose(other)
+    return split, config
+
+
+def _groups(config: DictConfig) -> set[str]:
+    """The groups of which a job chose an option."""
+    choices = look_up(config, "hydra.runtime.choices") or {}
+    return {str(key).partition("@")[0] for key in choices}
 
 
 def _started_by(command: Command, settings: SkipSettings) -> SkipSettings:
@@ -87,8 +114,10 @@ def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
     """Whether Hydra drops the callback, because a swept choice brings it."""
     choices = look_up(config, "hydra.runtime.choices") or {}
     if command.multirun:
-        yield Finding("command", NOTE, "a multirun: its first job is explained")
-    groups = {*command.swept} & {str(key).partition("@")[0] for key in choices}
+        swept = [one for values in command.swept.values() for one in values]
+        job = ", ".join(word for word in command.arguments if word in swept)
+        yield Finding("command", NOTE, f"a multirun: one job is explained, {job or 'the first'}")
+    groups = command.swept.keys() & _groups(config)
     if not (groups and _has_callback(config)):
         return
     # Hydra builds the callbacks of a multirun from the command without what is swept.
@@ -100,7 +129,7 @@ def _sweep(config: DictConfig, command: Command) -> Iterator[Finding]:
     if loses:
         what = f"{', '.join(sorted(groups))} is swept: Hydra drops a callback that comes with it, "
         what += "and each job refuses" if "skip" in config else "and nothing is recorded"
-        yield Finding("sweep", level, what, ADD_CALLBACK)
+        yield Finding("sweep", level, what, add_callback(config))
 
 
 def _has_callback(config: DictConfig) -> bool:
@@ -125,7 +154,9 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
         yield Finding("callback", NOTE, what)
     elif on:
         what = "hydra.callbacks has no rlskip: nothing would install SkipManager"
-        remedy = f"{ADD_CALLBACK}, or choose an option (+skip=rollout_cache) instead of single "
+        remedy = (
+            f"{add_callback(config)}, or choose an option (+skip=rollout_cache) instead of single "
+        )
         remedy += "keys; or call SkipManager.init(cfg) in the application"
         yield Finding("callback", ERROR, what, remedy)
 

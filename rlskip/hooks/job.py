@@ -26,7 +26,7 @@ from rlskip.errors import RlskipAbort, RlskipError
 from rlskip.hosts.verl import handshake
 from rlskip.jobs.records import JOB_VARIABLE, SUMMARY, Tally, begin_job, end_job, rank_of, tally
 from rlskip.skip.manager import SkipManager
-from rlskip.skip.said import chosen_by, why_uncalled
+from rlskip.skip.said import chosen_by, warn_of_unlisted, why_uncalled
 
 log = logging.getLogger(__name__)
 
@@ -161,13 +161,8 @@ def _log_roles(
 ) -> None:
     """Log one line per role, and the command that replays what is new."""
     for role, counts in tallies.items():
-        local, typed = roles[role].local_config, f"skip.{role}.steps"
         if completed and counts.consulted and not (counts.hits or counts.misses):
-            log.warning(
-                "rlskip: role %s: its function was called, but at no step that is listed: %s "
-                "lists %s",
-                role, typed if "steps" in local.given_keys else "skip.steps", local.steps,
-            )  # fmt: skip
+            warn_of_unlisted(role, roles[role].local_config)
         elif counts.consulted:
             level = logging.WARNING if counts.lost else logging.INFO
             log.log(level, "rlskip: role %s: %s", role, counts)

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from rlskip.config.check import Problem, raise_all
 from rlskip.errors import ConfigError
 from rlskip.skip.manager import SkipManager
+from rlskip.skip.said import refuse_without_node
 
 CONFIG_VARIABLE = "RLSKIP_CONFIG"
 
@@ -35,6 +36,8 @@ def read_config(config: Any) -> Any:
         config = os.environ.get(CONFIG_VARIABLE) or None
         where = f"{CONFIG_VARIABLE}={config}"
     if not isinstance(config, (str, Path)):
+        if not (isinstance(config, Mapping) and "merge" in config):
+            refuse_without_node(config)
         return config
     try:
         loaded = OmegaConf.load(Path(config).expanduser())

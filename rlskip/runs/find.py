@@ -62,6 +62,7 @@ def find_runs(where: Path, decode: Decode | None = None) -> list[Run]:
             what = "it is not a file of rollouts"
             remedy = "give .jsonl or .parquet files of a known program, unpacked; or a directory"
         raise NoSuchPlaceError(what, str(where), remedy)
+    os.listdir(where)  # of what it cannot read, "no dumps" would be no answer
     # {dump_dir}/{experiment}_{project}/{shape}[/{role}], which "." and ".." do not tell
     runs = [Run(path, decode=decode) for path in _runs_in(where.resolve(), 3)]
     return sorted(runs, key=lambda run: _natural(run.name))

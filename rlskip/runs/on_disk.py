@@ -6,6 +6,7 @@ Nothing is changed here: a trainer's store quarantines a corrupt dump, this modu
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -31,6 +32,8 @@ from rlskip.store.meta import DumpMeta
 if TYPE_CHECKING:
     from rlskip.format.codec import Into
     from rlskip.format.container import Reader
+
+log = logging.getLogger(__name__)
 
 
 @attrs.frozen
@@ -224,9 +227,12 @@ def is_run(path: Path, names: Sequence[str]) -> bool:
 
 
 def folder_names(path: Path) -> list[str]:
-    """The directories in a directory, without links, by name; none if it cannot be read."""
+    """The directories in a directory, without links, by name; none, and told, if it is not read."""
     try:
         with os.scandir(path) as entries:
             return sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):  # it was there a moment ago
+        return []
+    except OSError as error:
+        log.warning("%s cannot be listed: %s; it counts as empty", path, error.strerror)
         return []

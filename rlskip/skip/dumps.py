@@ -69,7 +69,7 @@ class Dumps:
         names = {"experiment_name": experiment, "project_name": project, "dump_dir": c.dump_dir}
         given = {as_given(f"skip.{key}", role, c): value for key, value in names.items()}
         if look_up(facts.config, next(iter(given))) is None:  # it is the host's
-            given[facts.experiment_key] = experiment
+            given |= dict.fromkeys((facts.experiment_key, "hydra.job.name"), experiment)
         timed = [key for key in given if holds_time(facts.config, key)]
         self.is_named_by_time = bool(timed)
         for key in timed:

@@ -13,7 +13,7 @@ from rlskip._version import __version__
 from rlskip.batch.columns import uids_of
 from rlskip.batch.meta import meta_of
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import VALIDATION_ROLE
+from rlskip.config.skip import VALIDATION_ROLE, as_given
 from rlskip.format.fingerprint import canonical
 from rlskip.skip.arguments import Arguments, FirstValues, read_arguments
 from rlskip.skip.call import Call
@@ -53,9 +53,10 @@ class Identities:
             "response_len": c.response_len,
             **{f"sampling.{name}": value for name, value in sampling.items()},
         }
+        typed = as_given("skip.identity", role, c)
         for key in c.identity or ():
             if key != _CODE:
-                compared[f"config.{key}"] = facts.value_at(key, f"skip.{role}.identity")
+                compared[f"config.{key}"] = facts.value_at(key, typed)
         self.conditions = Identity.of(compared, noted)
         self._first: dict[str, FirstValues] = {}
 

@@ -33,7 +33,7 @@ _NO_SECRET = re.compile(
 )
 # What is masked wherever it occurs is at least as long: a short text is in many others.
 _LONG = 8
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_REFERENCE = re.compile(r"\$\{\s*(hydra:)?([\w.]+)\s*\}")
 _LOGIN = re.compile(r"://[^/\s]*:[^/\s]*@")
 _ENVIRONMENT = re.compile(r"\$\{\s*(oc\.)?(env|decode)\b")
 
@@ -69,8 +69,12 @@ def holds_time(config: Any, key: str) -> bool:
     """Whether the value of a key has in it what ``${now:}`` gives, by way of other keys, too."""
     raw = dict(leaves(config, resolve=False))
     due = [key]
+    many = "MULTIRUN" in str(raw.get("hydra.mode"))
+    raw["hydra.runtime.output_dir"] = "${hydra.%s.dir}" % ("sweep" if many else "run")
     for name in due:  # grows
-        due += [other for other in _REFERENCE.findall(str(raw.get(name))) if other not in due]
+        found = _REFERENCE.findall(str(raw.get(name)))
+        others = (f"{of_hydra and 'hydra.'}{other}" for of_hydra, other in found)
+        due += [other for other in others if other not in due]
     return any("${now:" in str(raw.get(name)) for name in due)
 
 

@@ -19,7 +19,7 @@ from rlskip.config.nodes import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import TRAINING_ROLES
 from rlskip.errors import ConfigError, RlskipError
-from rlskip.jobs.records import job_id, read_events
+from rlskip.jobs.records import job_id, read_events, tally
 from rlskip.jobs.served import forget_served
 from rlskip.keys import integer
 from rlskip.skip import said
@@ -81,7 +81,7 @@ class SkipManager:
         cls._start(config)
         if isinstance(config, SkipSettings):
             return  # a host's, which records by itself
-        said.warn_of_idle_keys((cls.settings and cls.settings.node) or {}, cls.skip_instances)
+        said.warn_of_idle_keys(cls.settings.node if cls.settings else None, cls.skip_instances)
         try:
             recording = read_record_of(config)
         except ConfigError:
@@ -309,8 +309,14 @@ class SkipManager:
 
 @atexit.register
 def _say_what_is_kept() -> None:
-    """After Ctrl-C no summary ends the job: say how many steps of each role it has dumped."""
+    """Of a job that no summary ends: after Ctrl-C say how many steps of each role are dumped."""
     if getattr(sys, "last_type", None) is not KeyboardInterrupt:
+        for role, skip in SkipManager.skip_instances.items():
+            if skip.recorder is not None and not skip.was_listed:
+                said.warn_of_unlisted(role, skip.local_config)
+            elif skip.recorder is not None and skip.failures:
+                counts = tally({role: skip.local_config.dump_dir}, job_id())[role]
+                log.warning("rlskip: role %s: %s", role, counts + skip.recorder.unwritten)
         return
     with contextlib.suppress(RlskipError, OSError):
         SkipManager.flush()

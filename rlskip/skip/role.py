@@ -45,6 +45,8 @@ class Role:
     has_replayed: bool = False
     #: Writes its records in this process; None before a function of the role was called.
     recorder: Recorder | None = None
+    #: Whether it was called at a step that it lists.
+    was_listed: bool = False
     #: The kinds of errors that kept a dump from being written, which have been logged.
     failures: frozenset[str] = frozenset()
     #: What a host logs next, of each call: how many rollouts it returned, how many of them were

@@ -17,9 +17,16 @@ from omegaconf import OmegaConf
 
 from rlskip.config.check import look_up
 from rlskip.config.dump_dir import hydra_config
-from rlskip.config.nodes import ADD_CALLBACK, chosen_options, dropped_callback, overrides_of
+from rlskip.config.nodes import add_callback, chosen_options, dropped_callback, overrides_of
 from rlskip.config.settings import has_own_key
-from rlskip.config.skip import BUILT_IN_ROLES, SHARED_KEYS, SKIP_REGISTRY, SkipManagerConfig
+from rlskip.config.skip import (
+    BUILT_IN_ROLES,
+    SHARED_KEYS,
+    SKIP_REGISTRY,
+    RoleConfig,
+    SkipManagerConfig,
+    as_given,
+)
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.skip.role import Role
 from rlskip_conf import options
@@ -63,6 +70,12 @@ def warn_of_uncalled(
     return bool(unused)
 
 
+def warn_of_unlisted(role: str, local_config: Any) -> None:
+    """Warn that no call of a role was at one of its steps."""
+    what = "rlskip: role %s: its function was called, but at no step that is listed: %s lists %s"
+    log.warning(what, role, as_given("skip.steps", role, local_config), local_config.steps)
+
+
 def why_uncalled(bypassed: Collection[str]) -> str:
     """Why a role that is on was not called, and what to type instead."""
     if not bypassed:
@@ -70,28 +83,42 @@ def why_uncalled(bypassed: Collection[str]) -> str:
             "no function decorated with it was called; decorate the stage with "
             "SkipManager.annotate, or name it: skip.attach.ROLE=package.module:function"
         )
+    job = hydra_config() is not None
     choose = [
-        f"+skip={role}_cache" if role in BUILT_IN_ROLES else f"skip.{role}.enable=true"
+        f"+skip={role}_cache" if role in BUILT_IN_ROLES and job else f"skip.{role}.enable=true"
         for role in sorted(bypassed)
     ]
     called = ", ".join(sorted(bypassed))
     return f"functions of role {called} were called instead: {' '.join(choose)}"
 
 
-def warn_of_idle_keys(node: Mapping[str, Any], roles: Mapping[str, Role]) -> None:
-    """Warn if keys of the node `skip` are set, and no role that would take them is on."""
-    usual = SkipManagerConfig()
-    given = [k for k in SHARED_KEYS if node.get(k) not in (None, getattr(usual, k))]
-    if given and not roles and node.get("enable") is not False:
+def warn_of_idle_keys(node: Mapping[str, Any] | None, roles: Mapping[str, Role]) -> None:
+    """Warn if a node `skip` turns no role on, and does not say that none is to be on."""
+    if node is None or roles or node.get("enable") is False:
+        return
+    usual = vars(SkipManagerConfig())
+    own = {name: role for name, role in node.items() if name not in SHARED_KEYS}
+    given = [key for key in SHARED_KEYS if node.get(key) not in (None, usual[key])]
+    for name, role in own.items():
+        known = vars(usual.get(name, RoleConfig()))
+        given += [f"{name}.{key}" for key in role if role[key] not in (None, known.get(key))]
+    # Where a dataclass lists its defaults, or a role is off by name, that may be meant.
+    meant = {*SHARED_KEYS} <= node.keys() or any("enable" in role for role in own.values())
+    if given or not meant:
+        first = ".".join(["skip", *[*given, *node][:1]])
         log.warning(
-            "rlskip: NOTHING is skipped or cached: skip.%s is set, and no role is on; set "
+            "rlskip: NOTHING is skipped or cached: %s is set, and no role is on; set "
             "skip.rollout.enable=true, here {'skip': {'rollout': {'enable': True}, ...}}",
-            given[0],
+            first,
         )
 
 
 def refuse_without_node(config: Any) -> None:
-    if isinstance(config, dict) and not {"skip", "record"} & config.keys():
+    """Refuse the node instead of a full config; one without `skip` is an application's."""
+    if not isinstance(config, Mapping) or not {"skip", "record"}.isdisjoint(config):
+        return
+    is_node = {*config} <= {*SHARED_KEYS, *BUILT_IN_ROLES} and not {*config} <= {*SHARED_KEYS}
+    if isinstance(config, dict) or is_node or getattr(config, "_key", str)() == "skip":
         raise ConfigError(
             f"the config has no entry skip, only {', '.join(map(str, config)) or 'nothing'}",
             "SkipManager.init",
@@ -167,7 +194,7 @@ def _remedy(config: Any, chosen: str) -> str:
     if re.match(r"\+*skip\.", chosen):  # typed, or in YAML
         return (
             "choose an option instead of single keys, e.g. +skip=rollout_cache, which adds "
-            f"rlskip's callback; or {ADD_CALLBACK}, or call SkipManager.init(cfg) first"
+            f"rlskip's callback; or {add_callback(config)}, or call SkipManager.init(cfg) first"
         )
     return (
         "call SkipManager.init(cfg) first; or, if Hydra does not list RlskipSearchPathPlugin "

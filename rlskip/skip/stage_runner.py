@@ -117,6 +117,7 @@ def _eligible_call(
         if (step := stage.step_of(*args, **kwargs)) is None:
             return None
         manager.set_step(step)
+    skip.was_listed |= stage.role not in manager._unlisted
     if observes:
         step = -1 if manager.step is None else manager.step
         return Call(stage, args, kwargs, step, recorder.write, is_observed=True)

@@ -70,13 +70,13 @@ def _settle() -> None:
 
 def _warn_if_lost(job: Any) -> None:
     """Warn where a job chose to record, and no callback of rlskip's has started that."""
-    from rlskip.config.nodes import ADD_CALLBACK, dropped_callback, record_chosen_by
+    from rlskip.config.nodes import add_callback, dropped_callback, record_chosen_by
 
     if job is not None and (chosen := record_chosen_by(job, enabled=True)):
         log.warning(
             "rlskip: %s was chosen for this job, and NOTHING is recorded: %s, or call "
             "SkipManager.init(cfg) first",
-            chosen, dropped_callback(job) or ADD_CALLBACK,
+            chosen, dropped_callback(job) or add_callback(job),
         )  # fmt: skip
 
 

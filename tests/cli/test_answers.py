@@ -131,6 +131,8 @@ def test_ls_reads_what_it_lists_and_some_of_a_long_run(
     assert len(read) < 15
     assert run["size"] == pytest.approx(exact["size"], rel=0.1)
     assert f"by {len(read)} of its dumps" in rlskip("ls", tmp_path).out
+    (tmp_path / "empty").mkdir()
+    assert rlskip("ls", tmp_path / "empty", "--steps").out.startswith("no dumps in ")
 
 
 # -- bad input, and how a command ends -----------------------------------------------------------
@@ -149,6 +151,7 @@ def test_ls_reads_what_it_lists_and_some_of_a_long_run(
         (["export", "{run}", "--to", "verl"], "is not a format; give jsonl, messages or parquet; "),
         (["export", "{run}", "--to", "parquet"], "--out: it is missing; give a file"),
         (["export", "{journals}", "--to", "jsonl"], "there are no dumps to export"),
+        (["show", "x" * 256], "File name too long; shorten it"),
         (["import", "{dumps}"], "No such command"),
         (["show"], "Missing argument"),
         (["show", "1", "--sessions", "many"], "--sessions"),

@@ -115,6 +115,28 @@ def test_no_command_traces_back(rlskip: Any, dumps: Path, tmp_path: Path, which:
             (dumps / RUN).chmod(0o700)
 
 
+@pytest.mark.parametrize("verb", [["ls"], ["verify", "-d"], ["prune", "--keep-last", "1"]])
+def test_what_cannot_be_read_is_not_empty(
+    rlskip: Any, dumps: Path, monkeypatch: Any, caplog: Any, verb: list[str]
+) -> None:
+    def refusing(name: str, folder: Path) -> None:
+        real = getattr(os, name)
+
+        def call(path: Any = ".") -> Any:
+            if path == folder:
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path)
+
+        monkeypatch.setattr(os, name, call)
+
+    refusing("scandir", dumps.resolve() / RUN)
+    assert rlskip(*verb, dumps).code == 0
+    assert f"{RUN} cannot be listed: Permission denied" in caplog.text
+    refusing("listdir", dumps)
+    said = rlskip(*verb, dumps)
+    assert (said.code, "Permission denied" in said.err) == (2, True)
+
+
 NAN, INF = float("nan"), float("inf")
 ODD: dict[str, Any] = {
     "responses that are not numbers": {"responses": torch.tensor([[NAN, 1.0], [INF, 2.0]])},

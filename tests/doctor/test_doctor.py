@@ -152,6 +152,9 @@ def test_a_dump_dir_that_cannot_be(
     long = rlskip("doctor", "-d", "x" * 256, "--json")
     assert long.code != 0
     assert f"--dir: the name {'x' * 40}... in it is longer than 255 bytes" in long.out + long.err
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for other in (tmp_path / "dangling", Path("/", *["x" * 200] * 19)):
+        assert "not writable" in said_of(rlskip("doctor", "-d", other, "--json"), "dump dir")
     usage = shutil.disk_usage(tmp_path)
     for free, level in ((1 << 30, "ok"), ((1 << 30) - 1, "warning")):
         now = usage._replace(free=free)
@@ -261,6 +264,8 @@ def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any], on_
         (["+skip=rollout_cache", "skip.rollout.enable=false"], "a: 1\n",
          "skip.rollout.enable: it is false, although"),
         (["+skip=rollout_cache", "skip.stepz=[1]"], "a: 1\n", "skip.stepz: unknown key"),
+        (["+skip=rollout_cache", "skip.identity=[b]"], "a: 1\n",
+         "skip: skip.identity: the config has no key b"),
         (["+skip=rollout_cache", "~hydra.callbacks.rlskip"], "a: 1\n",
          "callback: hydra.callbacks has no rlskip"),
         (["++skip.rollout.enable=true"], "a: 1\n", "callback: hydra.callbacks has no rlskip"),
@@ -286,7 +291,9 @@ def test_a_sweep_over_other_keys_is_fine(explain: Callable[..., Any]) -> None:
         "-m", "+skip=rollout_cache", "skip.steps=[1,2],[1,2,3]", "data.train_batch_size=4,8"
     )
     assert errors(said) == []
-    assert "its first job is explained" in said_of(said, "command")
+    assert "one job is explained, skip.steps=[1,2], data.train_batch_size=4" in said_of(
+        said, "command"
+    )
     assert "steps 1,2;" in said_of(said, "rollout"), "the first of the swept values"
     for unlisted in ("skip.steps=glob(*)", "+lr=interval(0,1)"):
         (error,) = errors(explain("-m", "+skip=rollout_cache", unlisted))
@@ -323,6 +330,33 @@ def test_an_experiment_that_chooses_the_option_is_swept(
         assert finding["remedy"] == "add hydra/callbacks=rlskip"
         fixed = explain("-m", f"{key}=a,b", "hydra/callbacks=rlskip", config=config)
         assert said_of(fixed, "sweep") == ""
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["-m", "experiment=plain,skips"],  # the first skips nothing
+        ["hydra.mode=MULTIRUN", "experiment=skips,plain"],
+        ["-m", "+mode=search"],
+        ["+mode=multirun"],
+    ],
+)
+def test_however_an_experiment_is_swept(explain: Any, app: Path, overrides: list[str]) -> None:
+    (app / "conf" / "experiment").mkdir()
+    (app / "conf" / "mode").mkdir()
+    for name, text in {
+        "search": "sweeper: {params: {experiment: 'plain,skips', a: 'interval(0,1)'}}",
+        "multirun": "mode: MULTIRUN\nsweeper: {params: {experiment: skips}}",
+    }.items():
+        (app / "conf" / "mode" / f"{name}.yaml").write_text(f"# @package hydra\n{text}\n")
+    for name, text in {"plain": "a: 2", "skips": "defaults: [/skip: rollout_cache]\n"}.items():
+        (app / "conf" / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}")
+    config = "defaults: [_self_, {experiment: plain}]\na: 1\n"
+    said = explain(*overrides, config=config)
+    assert "one job is explained, experiment=skips" in said_of(said, "command")
+    assert "comes with it, and each job refuses" in said_of(said, "sweep")
+    assert "on: cache" in said_of(said, "rollout")
+    assert errors(explain(*overrides, "hydra/callbacks=rlskip", config=config)) == []
 
 
 @pytest.mark.parametrize(

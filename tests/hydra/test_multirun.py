@@ -47,7 +47,12 @@ def test_an_option_that_a_swept_experiment_chooses(make_app: Callable[..., Any])
     swept = ("-m", "+experiment=a,b")
     assert "-> add hydra/callbacks=rlskip (Hydra drops" in app.run(*swept, fails=True).err
     assert app.generated == []
-    run = app.run(*swept, "hydra/callbacks=rlskip")
+    own = app.folder / "conf" / "hydra" / "callbacks" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine: {_target_: hydra.experimental.callback.Callback}\n", encoding="utf-8")
+    run = app.run(*swept, "hydra/callbacks=mine", fails=True)
+    assert "-> add hydra/callbacks=[mine,rlskip] (" in run.err
+    run = app.run(*swept, "hydra/callbacks=[mine,rlskip]")
     assert [row[2:] for row in table(run.out)] == [["0", "2"], ["2", "0"]]
 
 

@@ -110,6 +110,8 @@ def test_a_job_that_skips_beside_own_keys_and_an_own_option(make_app: Callable[.
         (["+skip=[rollout_cache,async_rollout_cache]"], False),
         (["skip=rollout_cache", "record=true"], False),
         (["+skip=rolout_cache"], False),  # misspelt, which Hydra says
+        (["+skip=cache"], False),
+        (["+replay=false"], True),
     ],
 )
 def test_what_sets_an_own_key(arguments: list[str], own: bool) -> None:

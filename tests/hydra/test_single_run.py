@@ -186,9 +186,15 @@ def test_steps_that_the_run_does_not_reach_are_a_warning(app: Any) -> None:
 
 def test_a_name_with_the_time_in_it_is_a_warning(make_app: Callable[..., Any]) -> None:
     app = make_app(config="stamp: ${now:%Y-%m-%d_%H-%M-%S}\nother: run_${stamp}\n")
-    for key, value in (("rollout.experiment_name", "${other}"), ("dump_dir", "dumps/${stamp}")):
-        run = app.run(*ON, f"skip.{key}={value}")
-        assert re.search(rf"skip\.{key}, \S+, has the time in it \(\${{now:}}\), so no", run.out)
+    for key, value in (
+        ("skip.rollout.experiment_name", "${other}"),
+        ("skip.dump_dir", "${hydra:runtime.output_dir}/dumps"),
+        ("hydra.job.name", "${other}"),
+    ):
+        run = app.run(*ON, f"{key}={value}", "hydra.run.dir=out_${stamp}")
+        assert re.search(
+            rf"{re.escape(key)}, \S+, has the time in it \(\${{now:}}\), so no", run.out
+        )
         assert "run it again" not in run.out
     run = app.run(*ON, "skip.experiment_name=mine")
     assert "${now:}" not in run.out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import importlib
 import inspect
 import logging
 import threading
@@ -15,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
-from rlskip import SkipManager, SkipManagerConfig
+from rlskip import RolloutSkipConfig, SkipManager, SkipManagerConfig
 from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import tally
 from tests.skip.trainers import Stage, leases, steps_on_disk, visit
@@ -199,16 +201,20 @@ def test_a_plain_function_that_returns_what_is_awaited_is_refused(
         ({"steps": [1], "rollout": {"enable": False}}, "steps"),
         ({"validation": "replay"}, "validation"),
         ({"dump_dir": "x", "enable": False}, None),
-        ({"enable": True, "rollout": {}}, None),
-        ({"steps": "all"}, None),
+        ({"enable": True, "rollout": {}}, "enable"),
+        ({"steps": "all"}, "steps"),
+        ({"enable": True, "rollout": {"enable": False}}, None),
+        ({"rollout": {"dump_dir": "x"}}, "rollout.dump_dir"),
+        (RolloutSkipConfig(keep_last=2), "rollout.keep_last"),
         ({"dump_dir": "x", "reward": {"enable": True}}, None),
     ],
 )
 def test_keys_that_no_role_takes_are_a_warning(
-    tmp_path: Path, monkeypatch: Any, caplog: Any, skip: dict[str, Any], key: str | None
+    tmp_path: Path, monkeypatch: Any, caplog: Any, skip: Any, key: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    SkipManager.init({"skip": skip})
+    typed = not isinstance(skip, dict)
+    SkipManager.init(SkipManagerConfig(rollout=skip) if typed else {"skip": skip})
     SkipManager.init(SkipManagerConfig())
     told = [r.message for r in caplog.records if "NOTHING is skipped" in r.message]
     assert len(told) == (key is not None)
@@ -230,7 +236,9 @@ def generate_one(prompts: list[int]) -> list[int]:
 
 
 def test_what_is_not_a_config_is_refused() -> None:
-    for config in ("rollout_cache", 5, ["skip"], {}, {"trainer": {}}):
+    node = OmegaConf.create({"skip": {"values": {"enable": True}}}).skip
+    typed = OmegaConf.structured(SkipManagerConfig)
+    for config in ("rollout_cache", 5, ["skip"], {}, {"trainer": {}}, node, typed):
         with pytest.raises(ConfigError, match="skip"):
             SkipManager.init(config)  # type: ignore[arg-type]
 
@@ -288,6 +296,31 @@ def warned(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
+@pytest.mark.parametrize(("steps", "lists"), [("2-7", ""), ("7", "7"), ([], "none")])
+def test_steps_that_a_loop_does_not_reach_are_told_as_it_ends(
+    init: Callable[..., Path], warned: Any, steps: Any, lists: str
+) -> None:
+    init(steps=steps)
+    for step in (1, 2):
+        SkipManager.set_step(step)
+        generate([1])
+    importlib.import_module("rlskip.skip.manager")._say_what_is_kept()  # as Python ends
+    what = f"its function was called, but at no step that is listed: skip.steps lists {lists}"
+    assert warned.text.count(what) == bool(lists)
+
+
+def test_steps_that_were_not_dumped_are_counted_as_a_loop_ends(
+    init: Callable[..., Path], warned: Any
+) -> None:
+    init()
+    stage = SkipManager.annotate(role="rollout")(lambda prompts: iter(prompts))  # no codec has it
+    for step in (1, 2):
+        SkipManager.set_step(step)
+        stage([1])
+    importlib.import_module("rlskip.skip.manager")._say_what_is_kept()
+    assert "role rollout: 0 hits, 2 misses (2 NOT dumped)" in warned.text
+
+
 def test_a_function_of_another_role_is_named(init: Callable[..., Path], warned: Any) -> None:
     init("async_rollout")
     SkipManager.set_step(1)
@@ -298,7 +331,7 @@ def test_a_function_of_another_role_is_named(init: Callable[..., Path], warned: 
         generate([1])
     what = (
         "role async_rollout is enabled and was NEVER CONSULTED up to step 1: functions of role "
-        "rollout were called instead: +skip=rollout_cache"
+        "rollout were called instead: skip.rollout.enable=true"
     )
     assert warned.text.count("NEVER CONSULTED") == warned.text.count(what) == 1
     assert SkipManager.bypassed == {"rollout"}

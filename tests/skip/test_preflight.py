@@ -196,6 +196,8 @@ def test_without_an_engine_no_role_generates(dumps: Path) -> None:
 def unwritable(kind: str, folder: Path) -> Path:
     if kind == "/proc":
         return Path("/proc/nope")
+    if kind == "too long":
+        return folder.joinpath(*["x" * 200] * 19)
     if kind == "a looping link":
         (folder / "loop").symlink_to(folder / "loop")
         return folder / "loop"
@@ -203,7 +205,7 @@ def unwritable(kind: str, folder: Path) -> Path:
     return folder / "file" / "dumps"
 
 
-KINDS = ("/proc", "below a file", "a looping link")
+KINDS = ("/proc", "below a file", "a looping link", "too long")
 
 
 @pytest.mark.parametrize("kind", KINDS)
