@@ -61,7 +61,7 @@ _PACKAGES = """
 accelerate aiohttp anthropic asyncio concurrent datasets deepspeed httpx hydra io jax litellm
 logging megatron mlflow multiprocessing numpy openai peft queue random ray requests rich rlskip
 sglang socket subprocess swanlab tempfile tensorboard tensorboardX threading tokenizers torch
-torchdata tqdm transformers trl verl vllm wandb _asyncio _io _queue _random _thread
+torchdata tqdm transformers trl unittest verl vllm wandb _asyncio _io _queue _random _thread
 """
 _NEUTRAL_PACKAGES = frozenset(_PACKAGES.split())
 # How the names of classes end, the user's own too.
@@ -85,7 +85,10 @@ def kind_of(cls: Any) -> Kind:
     from rlskip.format.fingerprint import is_text  # needs numpy
 
     single = (str, bytes, bytearray, enum.Enum, os.PathLike, types.NoneType)
-    if issubclass(cls, (*single, *_RUNNING)) or is_text(cls) or is_array_type(cls):
+    is_mock = cls.__module__ == "unittest.mock"  # which says that it is a path
+    if not is_mock and (
+        issubclass(cls, (*single, *_RUNNING)) or is_text(cls) or is_array_type(cls)
+    ):
         return "leaf" if not cls.__module__.startswith("torch.nn.parameter") else "neutral"
     for kind, classes in _KINDS:
         if issubclass(cls, classes):

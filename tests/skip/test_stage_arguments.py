@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
+from unittest.mock import MagicMock, NamedTuple
 
 import attrs
 import numpy as np
@@ -148,6 +149,8 @@ EQUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"x": {"a": [0], "s": {"seed": 1}}}, {"x": {"a": [0], "s": {"seed": 2}}}),
     ({"x": [{"seed": 1}]}, {"x": [{}]}),
     ({"x": Namespace(device=1, save_dir="a")}, {"x": Namespace(device=2, save_dir="b")}),
+    ({"x": [Namespace(created_at=1)]}, {"x": [Namespace(created_at=2)]}),
+    ({"x": MagicMock(), "y": ...}, {"x": MagicMock(), "y": ...}),
     ({"x": {"a": {"use_tqdm": True}}}, {"x": {"a": {}}}),
     ({"engine": None}, {}),
     ({}, {"engine": print}),
