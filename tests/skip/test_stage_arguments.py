@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import MagicMock, NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
 import attrs
 import numpy as np
