@@ -205,6 +205,8 @@ class Arguments:
         if owner is None and (is_object or not place):
             owner = value
         beside = stored.beside(value, kind, fields)
+        # Most of the hundred fields of transformers' say how to train.
+        of_training = any(base.__name__ == "TrainingArguments" for base in cls.__mro__)
         for name, part in {**fields, **beside}.items():
             if kind == "list" and not isinstance(name, str):
                 if kind_of(type_of(part)) != "leaf":
@@ -212,8 +214,8 @@ class Arguments:
                 elif not quiet:
                     self.left[place] = in_words(value)
             elif not (of_library and name in _COUNTS):
-                is_quiet = quiet or (name in beside and "noted")
-                self._sort(place, str(name), part, owner, levels, is_quiet)
+                is_usual = name in beside or (of_training and not seems_to_shape(str(name)))
+                self._sort(place, str(name), part, owner, levels, quiet or (is_usual and "noted"))
 
     def _sort(
         self, above: str, name: str, part: Any, owner: Any, levels: int, quiet: Quiet

@@ -115,7 +115,12 @@ def test_what_hides_is_a_mismatch_or_named(run: Any, place: str, loop: Any) -> N
     assert Forwarding.asked == Computed.asked == 0
 
 
+class TrainingArguments(Plain):
+    """As that of transformers."""
+
+
 NEUTRAL = [
+    (TrainingArguments(1.0, beta1=1), TrainingArguments(1.0, beta1=2)),
     (tqdm(range(3), disable=True), tqdm(range(4), initial=2, disable=True)),
     (logging.getLogger("a"), logging.getLogger("b")),
     (print, len),
