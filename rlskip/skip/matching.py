@@ -165,8 +165,8 @@ class CallMatching:
             return None
         key, meta, differs = nearest
         # What an earlier stage returned is new where that had to run again.
-        follows = call.stage.derived and all(line.startswith("prompts: ") for line in differs)
-        if config.on_mismatch == "error" and follows:
+        by_prompts = all(line.startswith("prompts: ") for line in differs)
+        if config.on_mismatch == "error" and by_prompts and call.stage.derived:
             call.reason = "; ".join(differs)
             dumps.notices.generated(call, call.reason)
             return None
@@ -179,7 +179,7 @@ class CallMatching:
         if call.identity.prompts is None:
             call.reason = f"the prompts cannot be compared with those of the dump of {key}"
         elsewhere, hint = None, ""
-        if config.on_mismatch == "error" and config.match == "step":
+        if config.on_mismatch == "error" and config.match == "step" and by_prompts:
             elsewhere = next(self._run.find(call.identity.prompts, visit.step), None)
         if elsewhere is not None:
             call.reason += f"; they are the same prompts as those of {elsewhere}"
