@@ -111,7 +111,7 @@ class Arguments:
     def at(self, place: str, value: Any, *, quiet: bool = False, is_root: bool = False) -> None:
         """Look into a value that is not compared as a whole; if `quiet`, little is left."""
         try:
-            self._enter(place, value, None, _DEPTH, quiet, is_root)
+            self._enter(place, unwrapped(value), None, _DEPTH, quiet, is_root)
         except Exception:  # an object of the user's raises anything
             self.left[place] = in_words(value)
 
@@ -146,16 +146,15 @@ class Arguments:
 
     def _note(self, place: str, part: Any) -> None:
         """Note a number, a text, or a short list of these; but not a time of the clock."""
-        from rlskip.format.fingerprint import canonical  # needs torch
-
         cls = type_of(part)
         is_listed = cls in (list, tuple, set, frozenset) and 0 < len(part) <= _MAX_LISTED
         if all(type_of(one) in _SINGLE for one in (part if is_listed else [part])):
             if cls in (bool, int, float) and not is_time(part):
                 self.reads[place] = part
-            elif is_listed or cls is str:  # it may be a secret
-                hashed = xxh3_64_hexdigest(canonical(plain_or_not(part)[0]).encode())
-                self.reads[place] = f"<{hashed}>"
+            elif is_listed or cls is str:  # of what may be a secret, only a hash
+                parts = [part] if cls is str else map(repr, part)
+                text = repr([*parts] if cls in (str, list, tuple) else sorted(parts))
+                self.reads[place] = f"<{xxh3_64_hexdigest(text.encode())}>"
 
     def settle(self, first: FirstValues) -> Arguments:
         """Compare what shapes rollouts: of objects that were met before, the first values."""
@@ -177,7 +176,6 @@ class Arguments:
     def _enter(
         self, place: str, value: Any, owner: Any, levels: int, quiet: Quiet, is_root: bool = False
     ) -> None:
-        value = unwrapped(value)
         cls, kind = type_of(value), kind_of(type_of(value))
         if place in self.ignored or id(value) in self._seen:
             return
@@ -206,11 +204,11 @@ class Arguments:
             owner = value
         beside = stored.beside(value, kind, fields)
         # Most of the hundred fields of transformers' say how to train.
-        of_training = any(base.__name__ == "TrainingArguments" for base in cls.__mro__)
+        of_training = is_object and any(c.__name__ == "TrainingArguments" for c in cls.__mro__)
         for name, part in {**fields, **beside}.items():
             if kind == "list" and not isinstance(name, str):
                 if kind_of(type_of(part)) != "leaf":
-                    self._enter(f"{place}.{name}", part, owner, levels - 1, quiet)
+                    self._enter(f"{place}.{name}", unwrapped(part), owner, levels - 1, quiet)
                 elif not quiet:
                     self.left[place] = in_words(value)
             elif not (of_library and name in _COUNTS):
@@ -227,8 +225,10 @@ class Arguments:
             shapes, part = True, stored.held_by(part).get("")
         if is_meaningless or place in self.ignored:
             return
-        part = unwrapped(part)
         kind = kind_of(type_of(part))
+        if kind in ("leaf", "object"):
+            part = unwrapped(part)
+            kind = kind_of(type_of(part))
         if quiet == "noted" and not shapes and name in self.code.named:
             self._note(place, part)
         if shapes and kind in ("holder", "function", "class", "neutral"):
