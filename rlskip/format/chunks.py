@@ -7,6 +7,7 @@ and the bytes of one, e.g. ``u2``.
 from __future__ import annotations
 
 import logging
+import random
 import struct
 import threading
 from collections.abc import Sequence
@@ -18,10 +19,12 @@ from rlskip._copies import Memory, share
 
 _numexpr = logging.getLogger("numexpr.utils")
 _numexpr.addFilter(_drop := lambda record: False)
+_state = random.getstate()  # the trainer's, who may have seeded it already
 try:
-    import blosc2  # imports numexpr, which logs the number of its threads
+    import blosc2  # imports numexpr, which logs the number of its threads, and rich, which draws
 finally:
     _numexpr.removeFilter(_drop)
+    random.setstate(_state)
 
 CHUNK = 1 << 21  # bytes before it is stored: large for Python, small for a core's cache
 

@@ -53,7 +53,7 @@ _OF_JSON = frozenset((str, int, bool, type(None)))
 _PLAIN = {np.dtype(n): n for n in ("bool", "uint8", "int32", "int64", "float32", "float64")}
 _AS_TEXT = (
     numbers.Number, range, slice, re.Pattern, uuid.UUID, datetime.date, datetime.time,
-    datetime.timedelta,
+    datetime.timedelta, type(...),
 )  # fmt: skip
 
 

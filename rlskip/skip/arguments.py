@@ -16,8 +16,8 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 from xxhash import xxh3_64_hexdigest
@@ -26,8 +26,9 @@ from rlskip.config.check import is_below
 from rlskip.skip import stored
 from rlskip.skip.code import Code, Names
 from rlskip.skip.names import ALL, IGNORED, OTHER_NODES, SELF, read_name, seems_to_shape
-from rlskip.skip.plain import is_data, is_data_proto, is_single, plain_or_not
+from rlskip.skip.plain import is_data, is_data_proto, is_single, is_time, plain_or_not, unwrapped
 from rlskip.skip.stored import UNREAD, in_words, kind_of, type_of
+from rlskip.store.identity import differing, without
 
 if TYPE_CHECKING:
     from rlskip.skip.call import Call, Stage
@@ -38,6 +39,9 @@ NOT_COMPARED = "<not compared>"
 _DEPTH = 3
 _MAX_FIELDS = 256  # of an object
 _MAX_VALUES = 10_000  # of a call
+_MAX_LISTED = 32
+_SINGLE = (bool, int, float, str)
+Quiet = bool | Literal["noted"]  # "noted": what the code names is noted
 
 # How deep to look into what is neutral, where sampling may be nevertheless.
 _NEUTRAL = {"weights": 1, "class": 1, "neutral": -1}
@@ -55,6 +59,7 @@ class Arguments:
         self.values: dict[str, Any] = {}
         self.usual: set[str] = set()
         self.large: list[str] = []
+        self._given: dict[str, Any] = {}
         # Attributes that shape rollouts, compared as well, and those that change while stages run.
         self.attributes: dict[str, Any] = {}
         self.changing: list[str] = []
@@ -72,7 +77,7 @@ class Arguments:
         from rlskip.format.fingerprint import canonical  # needs torch
 
         is_usual = value is default
-        data, why, is_large = plain_or_not(value)
+        data, why, is_large = plain_or_not(value, self._counting(name))
         if why:
             self.at(name, value)
             others = {k: v for k, v in self.left.items() if not is_below(k, [name])}
@@ -84,16 +89,29 @@ class Arguments:
                 self.large.append(name)
             data = NOT_COMPARED
         elif value is not default and default is not inspect.Parameter.empty:
-            usual, differs, _ = plain_or_not(default)
+            usual, differs, _ = plain_or_not(default, self._counting(name))
             is_usual = not differs and canonical(usual) == canonical(data)
         self.values[name] = data
+        if isinstance(data, dict | list):  # which the stage may change
+            self._given[name] = value
         if is_usual:
             self.usual.add(name)
+
+    def changed(self) -> set[str]:
+        """The parts of arguments that are not what they were when they were compared."""
+        found = set[str]()
+        for name, value in self._given.items():
+            now = plain_or_not(value, self._counting(name))[0]
+            found |= differing(name, now, self.values[name])
+        return found
+
+    def _counting(self, name: str) -> Callable[[Any], Any]:
+        return functools.partial(without, self.ignored, place=name, bare=IGNORED)
 
     def at(self, place: str, value: Any, *, quiet: bool = False, is_root: bool = False) -> None:
         """Look into a value that is not compared as a whole; if `quiet`, little is left."""
         try:
-            self._enter(place, value, None, _DEPTH, quiet, is_root)
+            self._enter(place, unwrapped(value), None, _DEPTH, quiet, is_root)
         except Exception:  # an object of the user's raises anything
             self.left[place] = in_words(value)
 
@@ -102,8 +120,6 @@ class Arguments:
 
         Of a module that counts which names the function has.
         """
-        from rlskip.format.fingerprint import canonical  # needs torch
-
         parts = [(above, name, func.__globals__.get(name)) for name in names.read]
         parts += [("", name, sys.modules.get(name)) for name in names.modules]
         for name in {*names.modules}.difference(sys.modules, self.ignored):
@@ -114,20 +130,31 @@ class Arguments:
                 modules.add(id(part))
                 has = () if stored.is_neutral(part) else sorted(vars(part).keys() & names.every)
                 parts += [(_joined(place, name), named, vars(part)[named]) for named in has]
-        if {"environ", "getenv"} & names.every or any(part is os.environ for *_, part in parts):
+        reads_env = any(part is os.environ or part is os.getenv for *_, part in parts)
+        if {"environ", "getenv"} & names.every or reads_env:
             texts = [*names.texts, *(part for *_, part in parts if type(part) is str)]
             for name in dict.fromkeys(texts):
                 if name.isupper() or name in os.environ:
                     parts.append(("os.environ", name, os.environ.get(name, "")))
         for place, name, part in parts:
-            quiet = not seems_to_shape(name.lower())
+            quiet: Quiet = "noted" if not seems_to_shape(name.lower()) else False
             if kind_of(type_of(part)) != "function":
                 with contextlib.suppress(Exception):  # as in `at`
                     self._sort(place, name, part, func, _DEPTH, quiet)
-            if quiet and type_of(part) in (bool, int, float, str) and not read_name(name)[2]:
-                # Of a text, which may be a secret, only a hash.
-                hashed = xxh3_64_hexdigest(canonical(part).encode())
-                self.reads[_joined(place, name)] = f"<{hashed}>" if type(part) is str else part
+            if quiet and not read_name(name)[2]:
+                self._note(_joined(place, name), part)
+
+    def _note(self, place: str, part: Any) -> None:
+        """Note a number, a text, or a short list of these; but not a time of the clock."""
+        cls = type_of(part)
+        is_listed = cls in (list, tuple, set, frozenset) and 0 < len(part) <= _MAX_LISTED
+        if all(type_of(one) in _SINGLE for one in (part if is_listed else [part])):
+            if cls in (bool, int, float) and not is_time(part):
+                self.reads[place] = part
+            elif is_listed or cls is str:  # of what may be a secret, only a hash
+                parts = [part] if cls is str else map(repr, part)
+                text = repr([*parts] if cls in (str, list, tuple) else sorted(parts))
+                self.reads[place] = f"<{xxh3_64_hexdigest(text.encode())}>"
 
     def settle(self, first: FirstValues) -> Arguments:
         """Compare what shapes rollouts: of objects that were met before, the first values."""
@@ -137,7 +164,8 @@ class Arguments:
         self.values |= owned.pop(id(None), (None, {}))[1]
         for owner, now in owned.values():
             self.attributes |= first.of(owner, now)
-        self.changing = sorted(first.changing & self.attributes.keys())
+        known = {*self.attributes, *self._given}
+        self.changing = sorted(name for name in first.changing if is_below(name, known))
         for names in self.code.names if self.attributes else ():
             # Not in every job they are imported before the stage is first called.
             self.usual |= {place for place in self.attributes if is_below(place, names.modules)}
@@ -146,14 +174,14 @@ class Arguments:
         return self
 
     def _enter(
-        self, place: str, value: Any, owner: Any, levels: int, quiet: bool, is_root: bool = False
+        self, place: str, value: Any, owner: Any, levels: int, quiet: Quiet, is_root: bool = False
     ) -> None:
         cls, kind = type_of(value), kind_of(type_of(value))
         if place in self.ignored or id(value) in self._seen:
             return
         # Weights may have a generation_config, and a trainer much that is its library's.
         of_library = kind in _NEUTRAL and not is_root
-        quiet = quiet or kind in _NEUTRAL
+        quiet = (of_library and kind != "class") or quiet or (kind in _NEUTRAL and "noted")
         levels = min(levels, _NEUTRAL[kind]) if of_library else levels
         if levels < 0 and quiet:
             return
@@ -175,16 +203,21 @@ class Arguments:
         if owner is None and (is_object or not place):
             owner = value
         beside = stored.beside(value, kind, fields)
+        # Most of the hundred fields of transformers' say how to train.
+        of_training = is_object and any(c.__name__ == "TrainingArguments" for c in cls.__mro__)
         for name, part in {**fields, **beside}.items():
             if kind == "list" and not isinstance(name, str):
                 if kind_of(type_of(part)) != "leaf":
-                    self._enter(f"{place}.{name}", part, owner, levels - 1, quiet)
+                    self._enter(f"{place}.{name}", unwrapped(part), owner, levels - 1, quiet)
                 elif not quiet:
                     self.left[place] = in_words(value)
             elif not (of_library and name in _COUNTS):
-                self._sort(place, str(name), part, owner, levels, quiet or name in beside)
+                is_usual = name in beside or (of_training and not seems_to_shape(str(name)))
+                self._sort(place, str(name), part, owner, levels, quiet or (is_usual and "noted"))
 
-    def _sort(self, above: str, name: str, part: Any, owner: Any, levels: int, quiet: bool) -> None:
+    def _sort(
+        self, above: str, name: str, part: Any, owner: Any, levels: int, quiet: Quiet
+    ) -> None:
         """Compare a field, look into it, or leave it."""
         place = _joined(above, name)
         _, shapes, is_meaningless = read_name(name and place)
@@ -193,6 +226,11 @@ class Arguments:
         if is_meaningless or place in self.ignored:
             return
         kind = kind_of(type_of(part))
+        if kind in ("leaf", "object"):
+            part = unwrapped(part)
+            kind = kind_of(type_of(part))
+        if quiet == "noted" and not shapes and name in self.code.named:
+            self._note(place, part)
         if shapes and kind in ("holder", "function", "class", "neutral"):
             return  # stop(), say
         if part is UNREAD or (shapes and not OTHER_NODES.isdisjoint(place.split("."))):
@@ -206,7 +244,7 @@ class Arguments:
                 self._shaping[place] = data, owner
         elif kind != "leaf":
             self._enter(place, part, owner, levels - 1, quiet)
-        elif not quiet and part is not None:
+        elif not quiet and part is not None and not is_time(part):
             self.left[place] = in_words(part)
 
 

@@ -141,10 +141,10 @@ class Call:
     by_hand: bool = False
     place: int = attrs.field(init=False, default=0)
     name: str = attrs.field(init=False, default="")
-    #: What the role computed from the prompts before the stage ran (a stage may alter its input).
+    #: What the role computed before the stage ran, which may alter its input; and its `Arguments`.
     identity: Any = attrs.field(init=False, default=None)
-    #: The dump that serves it (None: no dump does), the meta by which that was judged, and what the
-    #: ledger knows of it.
+    compared: Any = attrs.field(init=False, default=None)
+    #: The dump that serves it, if any, the meta that was judged, and what the ledger knows of it.
     found: Key | PromptGroups | None = attrs.field(init=False, default=None)
     meta: Any = attrs.field(init=False, default=None)
     parts: Sequence[Hashable] = attrs.field(init=False, default=())

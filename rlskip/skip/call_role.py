@@ -120,6 +120,7 @@ class CallRole(Role):
         # Before anything that may raise: all ranks exchange.
         shard = {} if self.ranks is None else self.ranks.info(call)
         self._name(call)
+        self.dumps.identities.ran(call)
         about = {
             # From now on what has this name serves no other call.
             "call": self._take(call, call.name if call.place else "", call.replaces),

@@ -18,6 +18,8 @@ from rlskip.skip.plain import plain_or_not
 from rlskip.skip.stored import attributes_of, is_neutral, kind_of, type_of
 
 _MOST_FUNCTIONS, _MOST_OBJECTS = 64, 512
+# Methods that are called without their names.
+_BY_SYNTAX = ("__call__", "__new__", "__enter__", "__aenter__", "__getitem__", "__iter__")
 _MOST = 20  # parts of a list or a mapping
 
 
@@ -121,6 +123,11 @@ class Code:
         return [*map(_names_of, self.functions)]
 
     @functools.cached_property
+    def named(self) -> set[str]:
+        """The names of attributes and entries that it may read."""
+        return {name for names in self.names for name in (*names.every, *names.texts)}
+
+    @functools.cached_property
     def reads(self) -> set[str]:
         """What a place that it reads may begin with."""
         found = {"os"}  # its environment
@@ -161,8 +168,8 @@ def _parts(value: Any, names: frozenset[str]) -> list[Any]:
         found = [*(value.values() if cls is dict else value)][:_MOST]
     elif kind == "holder":
         found = [*stored.held_by(value).values()]
-    elif kind == "function":
-        found = _below(value)
+    elif kind == "function":  # of a library, it may pass calls on to what its closure holds
+        found = [*_below(value), *stored.cells_of(value).values()]
     elif not is_neutral(owner := value if kind == "class" else cls):
         if issubclass(cls, types.ModuleType):
             spaces, wanted = [vars(value)], names
@@ -170,14 +177,16 @@ def _parts(value: Any, names: frozenset[str]) -> list[Any]:
             spaces = [own for _, own in stored.classes_of(owner)]
             # What declares fields has an `__init__` that is not in its source.
             begins = "__post_init__" if kind_of(owner) == "fields" else "__init__"
-            wanted = names | {"__call__", begins}
+            wanted = names | {*_BY_SYNTAX, begins}
         if owner is cls:
             kept = attributes_of(value)
             spaces = [kept, kept.get("_modules") or {}, *spaces]  # those of torch
         by_name: dict[str, Any] = {}
         for own in reversed(spaces):
-            by_name |= {name: own[name] for name in sorted(wanted & own.keys())}
-        found = [*by_name.values()]
+            here = {name: own[name] for name in sorted(wanted & own.keys())}
+            found += here.values() if "super" in names else ()
+            by_name |= here
+        found += by_name.values()
     return [part for part in found if kind_of(type_of(part)) != "leaf"]
 
 

@@ -12,6 +12,7 @@ import xxhash
 from rlskip._version import __version__
 from rlskip.batch.columns import uids_of
 from rlskip.batch.meta import meta_of
+from rlskip.config.check import is_below
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE, as_given
 from rlskip.format.fingerprint import canonical
@@ -99,16 +100,21 @@ class Identities:
         if stage.ignore is None:
             return None
         first = self._first.setdefault(stage.name, FirstValues())
-        found = read_arguments(call, self._local_config.ignore or (), first)
+        call.compared = found = read_arguments(call, self._local_config.ignore or (), first)
         if stage.identity is None and (found.left or found.changing):
             self._notices.leave(stage.name, found.left, found.changing)
         return found
+
+    def ran(self, call: Call) -> None:
+        """Learn which parts of its arguments a stage has changed, as its replay does not."""
+        if call.compared is not None:
+            self._first[call.stage.name].changing |= call.compared.changed()
 
     def learn(self, call: Call, meta: DumpMeta) -> None:
         """Learn of a dump that is replayed which attributes change while stages run."""
         now, then = call.identity, meta.identity
         if isinstance(now, Identity) and then is not None and then.changing:
-            changing = {name for name in then.changing if f"arguments.{name}" in now.compared}
+            changing = {n for n in then.changing if is_below(f"arguments.{n}", now.compared)}
             if changing:
                 self._first[call.stage.name].changing |= changing
             if call.stage.identity is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from rlskip.jobs.served import Ledger
 from rlskip.skip.agreement import Mismatch
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
+from rlskip.skip.names import seems_to_shape
 from rlskip.skip.prompt_rows import PromptRows
 from rlskip.skip.run_dumps import RunDumps
 from rlskip.skip.step_calls import Key, StepCalls
@@ -163,8 +165,8 @@ class CallMatching:
             return None
         key, meta, differs = nearest
         # What an earlier stage returned is new where that had to run again.
-        follows = call.stage.derived and all(line.startswith("prompts: ") for line in differs)
-        if config.on_mismatch == "error" and follows:
+        by_prompts = all(line.startswith("prompts: ") for line in differs)
+        if config.on_mismatch == "error" and by_prompts and call.stage.derived:
             call.reason = "; ".join(differs)
             dumps.notices.generated(call, call.reason)
             return None
@@ -177,13 +179,23 @@ class CallMatching:
         if call.identity.prompts is None:
             call.reason = f"the prompts cannot be compared with those of the dump of {key}"
         elsewhere, hint = None, ""
-        if config.on_mismatch == "error" and config.match == "step":
+        if config.on_mismatch == "error" and config.match == "step" and by_prompts:
             elsewhere = next(self._run.find(call.identity.prompts, visit.step), None)
         if elsewhere is not None:
             call.reason += f"; they are the same prompts as those of {elsewhere}"
             if dumps.role != VALIDATION_ROLE:
                 hint = f"skip.{dumps.role}.match=run looks in the run's other steps, too"
-        return Mismatch(key, hint)
+        return Mismatch(key, hint or self._ignoring(differs))
+
+    def _ignoring(self, differs: Iterable[str]) -> str:
+        """How to say that what differs does not count; empty if it seems to shape rollouts."""
+        places = [line.partition(": ")[0] for line in differs]
+        names = [place.removeprefix("arguments.") for place in places]
+        for place, name in zip(places, names, strict=True):
+            if place == name or seems_to_shape(name) or not re.fullmatch(r"[\w.]+", name):
+                return ""
+        typed = self._dumps.notices.typed("skip.ignore")
+        return f"'{typed}=[{','.join(names)}]' says that it does not count"
 
     def _nearest(self, call: Call, keys: Iterable[Key]) -> tuple[Key, DumpMeta, list[str]] | None:
         """The dump that differs least from the call, and in what; None where none does.

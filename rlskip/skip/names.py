@@ -44,12 +44,13 @@ OTHER_NODES = frozenset(
 IGNORED = (
     "step", "steps", "global_step", "global_steps", "current_step", "train_step", "training_step",
     "iteration", "epoch", "batch_idx", "sample_id", "uid", "uids", "request_id", "request_ids",
-    "seed", "validate", "timing", "timing_raw", "timeout", "timeout_s", "device", "devices", "rank",
-    "local_rank", "world_size", "num_workers", "verbose", "debug", "disable_tqdm", "use_tqdm",
-    "pbar", "progress", "progress_bar", "show_progress", "callback", "callbacks", "logger",
-    "tracker", "writer", "run_name", "log_dir", "log_file", "log_path", "out_dir", "output_dir",
-    "output_file", "output_path", "results_dir", "save_dir", "save_path", "checkpoint_dir",
-    "dump_dir", "dump_path",
+    "timestamp", "created_at", "updated_at", "start_time", "seed", "validate", "timing",
+    "timing_raw", "timeout", "timeout_s", "device", "devices", "rank", "local_rank", "world_size",
+    "num_workers", "verbose", "debug", "disable_tqdm", "use_tqdm", "pbar", "progress",
+    "progress_bar", "show_progress", "callback", "callbacks", "logger", "tracker", "writer",
+    "run_name", "log_dir", "log_file", "log_path", "out_dir", "output_dir", "output_file",
+    "output_path", "results_dir", "save_dir", "save_path", "checkpoint_dir", "dump_dir",
+    "dump_path",
 )  # fmt: skip
 
 #: What a batch's `meta_info` holds that shapes no rollout. All else in it is compared.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence, Set
+import enum
+import gc
+import types
+from collections.abc import Callable, Mapping, Sequence, Set
+from datetime import datetime
 from typing import Any
 
 from omegaconf import DictConfig
 
 from rlskip.batch.tables import loaded
 from rlskip.skip import stored
-from rlskip.skip.names import shaping_in
+from rlskip.skip.names import IGNORED, shaping_in
 from rlskip.skip.stored import in_words, inside, is_array_type, kind_of, type_of
 
 # Larger ones are data, and hashing them would take longer than a look at the dumps.
@@ -26,8 +30,11 @@ class _TooLarge(_NotPlain):
     """Only its size keeps it from being plain data."""
 
 
-def plain_or_not(value: Any) -> tuple[Any, str, bool]:
-    """A value as plain JSON; or, where it is not plain, what it is, and whether it is too large."""
+def plain_or_not(value: Any, keep: Callable[[Any], Any] | None = None) -> tuple[Any, str, bool]:
+    """What to `keep` of a value as plain JSON; or, where it is not plain, what it is.
+
+    And whether only its size keeps it from being plain.
+    """
     # At once what most are; a text in brackets is marked, and a long one hashed.
     kind = type(value)
     is_short = kind is str and len(value) < 100 and value[:1] != "<"
@@ -44,7 +51,7 @@ def plain_or_not(value: Any) -> tuple[Any, str, bool]:
         return _simpler(part)
 
     try:
-        return comparable(value, "", simpler), "", False
+        return comparable(value, "", simpler, keep), "", False
     except _NotPlain as error:
         return None, str(error), isinstance(error, _TooLarge)
     except Exception:  # nested too deep, or an object of the user's raises anything
@@ -63,6 +70,8 @@ def _simpler(value: Any) -> Any:
         if value.shape and value.nbytes > _MAX_ARRAY:
             raise _TooLarge(f"an array of {value.nbytes} bytes")
         return value
+    if (kept := unwrapped(value)) is not value and issubclass(cls, enum.Enum):
+        return {Marked("<type>"): f"{cls.__qualname__}.{value._name_}", "value": kept}
     if issubclass(cls, bytes | bytearray) and len(value) > _MAX_ARRAY:
         raise _NotPlain(in_words(value))
     is_single_or_list = kind == "leaf" or (kind == "list" and not hasattr(cls, "_fields"))
@@ -88,15 +97,31 @@ def _simpler(value: Any) -> Any:
     if any(part is stored.UNREAD for part in parts.values()):
         raise _NotPlain(f"{in_words(value)} that computes a value")
     # Which sample is drawn does not count; which class it is does, where it declares its fields.
-    parts = {key: part for key, part in parts.items() if key != "seed"}
+    dropped = IGNORED if kind == "fields" else ("seed",)
+    parts = {key: part for key, part in parts.items() if type(key) is not str or key not in dropped}
     is_named = kind in ("fields", "list") and not issubclass(cls, stored.NAMESPACES)
     return {Marked("<type>"): stored.kind_name(cls), **parts} if is_named else parts
+
+
+def unwrapped(value: Any) -> Any:
+    """What a read-only view shows, and the value of a member of an enum that is no single value."""
+    if type_of(value) is types.MappingProxyType:
+        return gc.get_referents(value)[0]  # any other way calls what it shows
+    if issubclass(type_of(value), enum.Enum):
+        kept = stored.attributes_of(value).get("_value_")
+        return value if kind_of(type_of(kept)) == "leaf" else kept
+    return value
 
 
 def is_single(value: Any) -> bool:
     """Whether a value is a number, a text or the like, which holds no prompts beside others."""
     cls = type_of(value)
     return kind_of(cls) == "leaf" and not (is_array_type(cls) and value.shape)
+
+
+def is_time(value: Any) -> bool:
+    """Whether a value is a time of the clock, such as that at which a trainer started."""
+    return type(value) is datetime or (type(value) is float and 1e9 < value < 4e9)
 
 
 def is_data(value: Any) -> bool:

@@ -61,7 +61,7 @@ _PACKAGES = """
 accelerate aiohttp anthropic asyncio concurrent datasets deepspeed httpx hydra io jax litellm
 logging megatron mlflow multiprocessing numpy openai peft queue random ray requests rich rlskip
 sglang socket subprocess swanlab tempfile tensorboard tensorboardX threading tokenizers torch
-torchdata tqdm transformers trl verl vllm wandb _asyncio _io _queue _random _thread
+torchdata tqdm transformers trl unittest verl vllm wandb _asyncio _io _queue _random _thread
 """
 _NEUTRAL_PACKAGES = frozenset(_PACKAGES.split())
 # How the names of classes end, the user's own too.
@@ -71,8 +71,9 @@ _NEUTRAL_ENDINGS = (
     "Tokenizer", "Tracker", "Writer",
 )  # fmt: skip
 # Of most attributes of a class.
-_USUAL = {property, str, int, float, bool, types.NoneType, *_MEMBERS}
+_USUAL = {property, types.NoneType, *_MEMBERS}
 _WHOLE_CONFIG = {"skip", "rlskip", "hydra"}
+_DECLARING = ("attr", "dataclasses", "msgspec", "pydantic_core")  # their marks of no default
 _OF_PYDANTIC = ("__pydantic_extra__", "__pydantic_private__")
 # What a subclass may have and be no other kind of object.
 _NEUTRAL_METHODS = re.compile(r"__(?!call__|post_init__|getattr)\w+__|_abc_impl")
@@ -84,7 +85,10 @@ def kind_of(cls: Any) -> Kind:
     from rlskip.format.fingerprint import is_text  # needs numpy
 
     single = (str, bytes, bytearray, enum.Enum, os.PathLike, types.NoneType)
-    if issubclass(cls, (*single, *_RUNNING)) or is_text(cls) or is_array_type(cls):
+    is_mock = cls.__module__ == "unittest.mock"  # which says that it is a path
+    if not is_mock and (
+        issubclass(cls, (*single, *_RUNNING)) or is_text(cls) or is_array_type(cls)
+    ):
         return "leaf" if not cls.__module__.startswith("torch.nn.parameter") else "neutral"
     for kind, classes in _KINDS:
         if issubclass(cls, classes):
@@ -229,6 +233,8 @@ def kept_by(kind: Any, stored: Mapping[Any, Any]) -> dict[str, Any]:
                     found.setdefault(name, UNREAD if hasattr(type(part), "__get__") else part)
             elif is_users and type(part) not in _USUAL:
                 found.setdefault(name, part)
+    if is_class:
+        found = {**usual_fields(kind), **found}
     return {name: part for name, part in found.items() if name not in stored}
 
 
@@ -256,6 +262,21 @@ def declared_names(kind: type) -> list[str] | None:
     theirs = {"BaseModel": "pydantic", "GenerationConfig": ""}
     named = [c for c in kind.__mro__ if c.__name__ in theirs]
     return [] if any(c.__module__.startswith(theirs[c.__name__]) for c in named) else None
+
+
+@functools.lru_cache(1 << 12)
+def usual_fields(kind: type) -> dict[str, Any]:
+    """The defaults of fields that a class declares where its attributes do not have them."""
+    usual: Any = getattr(kind, "__struct_defaults__", ())
+    found = dict(zip(reversed(declared_names(kind) or []), reversed(usual), strict=False))
+    for _, own in classes_of(kind)[::-1]:
+        fields = [*own.get("__dataclass_fields__", {}).items()]
+        fields += own.get("__pydantic_fields__", {}).items()
+        fields += [(field.name, field) for field in own.get("__attrs_attrs__", ())]
+        found |= {name: field.default for name, field in fields}
+    return {
+        k: v for k, v in found.items() if type(v).__module__.partition(".")[0] not in _DECLARING
+    }
 
 
 def kind_name(kind: type) -> str:

@@ -91,7 +91,9 @@ class Identity:
             then = {_CODE: made_by, **then}
         differ = [n for n in {*now, *then} if repr(now.get(n, ABSENT)) != repr(then.get(n, ABSENT))]
         names = sorted(self._counted(differ, other), key=lambda name: (name != "prompts", name))
-        must = _lines(names, now, then)
+        left = {f"{_ARGUMENTS}{n}" for n in {*self.ignored} | self.changing | other.changing}
+        counted = [{name: side[name] for name in names if name in side} for side in (now, then)]
+        must = _lines(names, *(without(left, side) for side in counted))
         if (place := self.moved_from(other)) and (code is None or code != made_by):
             must.append(
                 f"place: {self.noted[_PLACE]!r} now, {place!r} in the dump, and the function's "
@@ -191,11 +193,28 @@ ABSENT = _Absent()
 """Stands for the value of a name that one of two sides does not have."""
 
 
-def comparable(value: Any, where: str, simplify: Callable[[Any], Any] | None = None) -> Any:
-    """`value` as :func:`~rlskip.format.fingerprint.plain_json`, with hashes of what is long."""
+def comparable(
+    value: Any,
+    where: str,
+    simplify: Callable[[Any], Any] | None = None,
+    keep: Callable[[Any], Any] | None = None,
+) -> Any:
+    """`value` as :func:`~rlskip.format.fingerprint.plain_json`, with hashes of what is long.
+
+    `keep` is given the plain value, and returns what of it counts.
+    """
     from rlskip.format.fingerprint import plain_json
 
-    return _shortened(plain_json(value, where, simplify))
+    plain = plain_json(value, where, simplify)
+    return _shortened(plain if keep is None else keep(plain))
+
+
+def without(names: Collection[str], value: Any, place: str = "", bare: Collection[str] = ()) -> Any:
+    """A plain value without entries of its mappings: with these dotted names, or `bare` ones."""
+    if not isinstance(value, dict) or not (names or bare):
+        return value
+    places = {key: f"{place}.{key}" if place else key for key in value if key not in bare}
+    return {k: without(names, value[k], at, bare) for k, at in places.items() if at not in names}
 
 
 def _shortened(value: Any) -> Any:
@@ -212,6 +231,14 @@ def _shortened(value: Any) -> Any:
         return shorter
     text = canonical(value)
     return f"<{type(value).__name__} of {len(value)}: {xxhash.xxh3_128_hexdigest(text.encode())}>"
+
+
+def differing(name: str, now: Any, then: Any) -> set[str]:
+    """The places in the mappings of two plain values at which they differ."""
+    if not (isinstance(now, dict) and isinstance(then, dict)):
+        return {name} if repr(now) != repr(then) else set()
+    pairs = ((f"{name}.{k}", now.get(k, ABSENT), then.get(k, ABSENT)) for k in {*now, *then})
+    return {place for pair in pairs for place in differing(*pair)}
 
 
 def differences(name: str, now: Any, then: Any) -> list[str]:

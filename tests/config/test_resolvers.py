@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -123,3 +125,8 @@ def test_a_job_calls_a_resolver_as_often_as_without_rlskip(make_app: Any) -> Non
         said.append((drawn.read_text(), number))
         drawn.unlink()
     assert said[0] == said[1]
+
+
+def test_what_is_imported_when_a_job_starts_draws_nothing() -> None:
+    code = "import random; was = random.getstate(); import rlskip.skip.call_role, rlskip.hooks.job"
+    subprocess.run([sys.executable, "-c", f"{code}; assert random.getstate() == was"], check=True)

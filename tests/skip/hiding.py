@@ -8,8 +8,9 @@ import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import PosixPath
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -174,6 +175,9 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "named tuple's attribute": added(Options, 0, 0),
     "class variable": lambda t: dataclass(type("Declared", (), {**CLASS, "temperature": t}))(),
     "weak reference": referred,
+    "view": lambda t: MappingProxyType({"temperature": t, "f": print}),
+    "member's mapping": lambda t: Enum("Preset", {"A": {"temperature": t}})["A"],
+    "member's object": lambda t: Enum("Preset", {"A": Plain(t)})["A"],
     "user's mapping": lambda t: collections.UserDict(temperature=t, f=print),
     "meta tensor": lambda t: {"temperature": torch.ones(int(t * 10), device="meta")},
 }

@@ -115,7 +115,12 @@ def test_what_hides_is_a_mismatch_or_named(run: Any, place: str, loop: Any) -> N
     assert Forwarding.asked == Computed.asked == 0
 
 
+class TrainingArguments(Plain):
+    """As that of transformers."""
+
+
 NEUTRAL = [
+    (TrainingArguments(1.0, beta1=1), TrainingArguments(1.0, beta1=2)),
     (tqdm(range(3), disable=True), tqdm(range(4), initial=2, disable=True)),
     (logging.getLogger("a"), logging.getLogger("b")),
     (print, len),
@@ -214,6 +219,22 @@ def test_an_attribute_that_decays_is_named_and_not_compared(run: Any, where: str
     assert run(loop, range(1, 6)) != "generated"
     edited = run(functools.partial(loop, temperature=0.5), range(1, 4))
     assert "temperature: 0.5 now, 1.0 in" in edited
+
+
+def test_a_part_of_an_argument_that_the_stage_changes_is_named_and_not_compared(run: Any) -> None:
+    def generate(prompts: Any, sampling: Any, ran: list[int]) -> None:
+        ran.append(1)
+        sampling["tokens"] = sampling.pop("tokens", 8) + 1
+
+    def loop(temperature: float, ran: list[int]) -> None:
+        sampling = {"temperature": temperature}
+        for step in (1, 2, 3):
+            visit(step)
+            annotate(generate)([step], sampling, ran)
+
+    assert run(loop, 0.5) == "generated"
+    assert "sampling.tokens (it changes while stages run)" in run(loop, 0.5)
+    assert "arguments.sampling.temperature: 0.6 now, 0.5 in" in run(loop, 0.6)
 
 
 def test_what_a_stage_closes_over_may_decay(run: Any) -> None:

@@ -18,7 +18,8 @@ from rlskip.errors import MismatchError
 from tests.skip.trainers import visit
 
 PROGRAM = """
-import contextvars, functools, os, sys, threading, types
+import attrs, contextvars, enum, functools, os, sys, threading, types
+from os import getenv as env
 class Holder:
     def __init__(self, **more): vars(self).update(more)
 class Policy:
@@ -41,6 +42,24 @@ LOCAL, ACT = threading.local(), Holder(act=lambda: {0})
 STAGES, SETTINGS = [Policy()], {{"temperature": {0}}}
 TEMPERATURE, SAMPLER = {0}, Holder(temperature={0}, style={0})
 class Config: top_p, style = {0}, "a"
+class Spoken: tone, unread = "{0}", {0}
+PAIR, SPACE = [{0}, 1], types.SimpleNamespace(tone={0}, unread={0})
+VIEW = types.MappingProxyType({{"top_k": {0}}})
+Preset = enum.Enum("Preset", {{"A": {{"top_k": {0}}}}})
+Declared = attrs.make_class("Declared", {{"n": attrs.field(), "top_k": attrs.field(default={0})}})
+class Above:
+    def draw(self): return {0}
+class Below(Above):
+    def draw(self): return super().draw()
+class Entered:
+    def __enter__(self): return {0}
+    def __exit__(self, *_): pass
+def entered():
+    with Entered(): pass
+@functools.singledispatch
+def chosen(value): pass
+@chosen.register
+def _(value: int): return {0}
 MODULE = types.ModuleType("settings")
 MODULE.top_k, MODULE.client = {0}, Holder(top_k=id(Config), style=id(Config))
 LOCAL.top_p = sys.modules["rlskip_test_reads"].TOP_P = {0}
@@ -83,6 +102,16 @@ READS = {
     "LOCAL.top_p": "LOCAL",
     "os.environ['TOP_K']": "os.environ.TOP_K: '0.6' now, '0.5' in the dump",
     "os.getenv('MAX_LEN')": "os.environ.MAX_LEN (a str)",
+    "env('TOP_K')": "os.environ.TOP_K: '0.6' now, '0.5' in the dump",
+    "PAIR[0]": "reads.PAIR: '<",
+    "Spoken.tone": "reads.Spoken.tone: '<",
+    "SPACE.tone": "reads.SPACE.tone: 0.6 now, 0.5 in the dump",
+    "VIEW['top_k']": "VIEW.top_k: 0.6 now, 0.5 in the dump",
+    "Preset.A and 1": ".A.top_k: 0.6 now, 0.5 in the dump",
+    "Declared(1) and 1": "Declared.top_k: 0.6 now, 0.5 in the dump",
+    "Below().draw()": CODE,
+    "entered()": CODE,
+    "chosen(1)": CODE,
     "T": "reads.T: 0.6 now, 0.5 in the dump",
     "BRIEF": "reads.BRIEF: '<",
 }
@@ -151,7 +180,7 @@ def test_what_was_counted_or_named_otherwise_is_no_change(run: Any) -> None:
     program = body.format(0.5)
     run(program)
     same = program.replace("{{", "{").replace("def usual", "# A comment.\ndef usual")
-    same += "\ndef unread(): return OTHER\nOTHER = 1\n"
+    same += "\ndef unread(): return OTHER\nOTHER = SPACE.unread = Spoken.unread = 1\n"
     said = run(same)
     assert CODE not in said
     assert " now, " not in said

@@ -14,6 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
 import attrs
 import numpy as np
@@ -147,6 +148,10 @@ EQUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"x": {"loss": 0.5, "model": print}}, {"x": {"loss": 0.6, "model": print}}),
     ({"x": {"a": [0], "s": {"seed": 1}}}, {"x": {"a": [0], "s": {"seed": 2}}}),
     ({"x": [{"seed": 1}]}, {"x": [{}]}),
+    ({"x": Namespace(device=1, save_dir="a")}, {"x": Namespace(device=2, save_dir="b")}),
+    ({"x": [Namespace(created_at=1)]}, {"x": [Namespace(created_at=2)]}),
+    ({"x": MagicMock(), "y": ...}, {"x": MagicMock(), "y": ...}),
+    ({"x": {"a": {"use_tqdm": True}}}, {"x": {"a": {}}}),
     ({"engine": None}, {}),
     ({}, {"engine": print}),
     ({"images": [print]}, {"images": BIG}),
@@ -220,6 +225,20 @@ def test_a_dump_that_was_made_before_a_name_was_ignored_is_replayed(calls: Any) 
     for ignore in (["n", "temperature", "x"], ["*"]):
         assert calls(stage(ignore=ignore), [1]) == "replayed"
     assert "arguments.x.temperature" in calls(stage(ignore=["n", "temperature"]), [1])
+
+
+def test_a_part_of_plain_data_may_be_ignored(init: Any, calls: Any) -> None:
+    first, second = ({"a": {"tag": tag, "k": 1}, "tone": tag} for tag in "ab")
+    assert calls(stage(), [1], x=first) == "generated"
+    init(wait_s=0)
+    visit(2)
+    stage()([], [1], x=first)  # whose prompts are no way out
+    visit(1)
+    with pytest.raises(MismatchError, match=r"'skip\.ignore=\[x\.a\.tag,x\.tone\]' says"):
+        stage()([], [1], x=second)
+    assert calls(stage(ignore=["x.a.tag", "x.tone"]), [1], x=second) == "replayed"
+    second["a"]["k"] = 2
+    assert "x.a.k: 2 now" in calls(stage(ignore=["x.a.tag", "x.tone"]), [1], x=second)
 
 
 def test_an_ignored_name_that_the_function_lacks_is_refused(calls: Any) -> None:
