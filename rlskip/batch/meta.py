@@ -22,7 +22,8 @@ def is_validation(batch: Any) -> bool:
     for each row, all must be true. A string does not count.
     """
     for place in (meta_of(batch), batch):
-        flag = plain(place.get("validate", None)) if hasattr(place, "get") else None
+        if not hasattr(place, "get") or (flag := plain(place.get("validate", None))) is None:
+            continue
         flags = flag if isinstance(flag, list | tuple) else [flag]
         if flags and all(isinstance(one, int | float) and one for one in flags):
             return True

@@ -9,6 +9,7 @@ notebook's cell that is run twice, and each test of a suite begin with an empty 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -138,13 +139,13 @@ enclosing: ContextVar[Enclosing] = ContextVar("rlskip_enclosing", default=_NOTHI
 """What encloses the present code."""
 
 
-_ledgers: dict[Path, Ledger] = {}
+_ledgers: dict[str, Ledger] = {}
 
 
 def ledger_of(directory: Path) -> Ledger:
     # One operation: of two roles that ask at once none gets a ledger of its own. A directory has
     # one, whatever links lead there.
-    return _ledgers.setdefault(directory.resolve(), Ledger())
+    return _ledgers.setdefault(os.path.realpath(directory), Ledger())
 
 
 def forget_served() -> None:

@@ -165,7 +165,8 @@ class Arguments:
         for owner, now in owned.values():
             self.attributes |= first.of(owner, now)
         known = {*self.attributes, *self._given}
-        self.changing = sorted(name for name in first.changing if is_below(name, known))
+        if first.changing:
+            self.changing = sorted(name for name in first.changing if is_below(name, known))
         for names in self.code.names if self.attributes else ():
             # Not in every job they are imported before the stage is first called.
             self.usual |= {place for place in self.attributes if is_below(place, names.modules)}

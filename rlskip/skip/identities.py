@@ -85,7 +85,8 @@ class Identities:
         for name, value in {**arguments.values, **arguments.attributes}.items():
             compared[f"arguments.{name}"] = value
         noted = {**self.conditions.noted, "defaults": sorted(arguments.usual)}
-        noted |= {f"reads.{name}": value for name, value in arguments.reads.items()}
+        for name, value in arguments.reads.items():
+            noted[f"reads.{name}"] = value
         if arguments.changing:
             noted["changing"] = arguments.changing
         if (code := arguments.code.digest) is not None:

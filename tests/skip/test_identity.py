@@ -230,7 +230,7 @@ def test_a_key_that_is_not_there_is_refused(tmp_path: Path) -> None:
         "seed.x": "did you mean seed?",
         "nowhere": "name a full key of the config",
     }.items():
-        what = rf"skip\.rollout\.identity: the config has no key {key}"
+        what = rf"skip\.identity: the config has no key {key}"
         with pytest.raises(ConfigError, match=what) as caught:
             Run(tmp_path, OWN)(identity=[key])
         assert caught.value.remedy == remedy
