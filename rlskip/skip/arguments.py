@@ -92,7 +92,7 @@ class Arguments:
             usual, differs, _ = plain_or_not(default, self._counting(name))
             is_usual = not differs and canonical(usual) == canonical(data)
         self.values[name] = data
-        if isinstance(data, dict | list):  # which the stage may change
+        if data is not value:  # it has parts, which the stage may change
             self._given[name] = value
         if is_usual:
             self.usual.add(name)

@@ -148,10 +148,7 @@ class SkipManager:
         ConfigError
             `step` is not an integer >= 0 (Python's, numpy's, or a 0-d tensor).
         """
-        if (number := integer(step)) is None or number < 0:
-            what, remedy = f"{step!r} is not a step", "pass an integer >= 0"
-            raise ConfigError(what, "SkipManager.set_step", remedy)
-        before, cls.step = cls.step, number
+        before, cls.step = cls.step, _number(step, "SkipManager.set_step")
         enabled = cls.skip_instances
         if cls.step != before:
             if before is not None and not cls._warned:
@@ -198,7 +195,8 @@ class SkipManager:
             return False
         from rlskip.skip.preflight import unusable
 
-        return not unusable(cls.skip_instances[role], steps)
+        numbers = [_number(step, "SkipManager.will_replay") for step in steps]
+        return not unusable(cls.skip_instances[role], numbers)
 
     @classmethod
     def store(cls, role: str) -> Any:
@@ -327,3 +325,9 @@ def _say_what_is_kept() -> None:
             kept = {e.step for e in events if e.kind == "dumped" and e.role == role}
             what = "rlskip: interrupted; role %s: the rollouts of %d steps are kept in %s"
             log.warning(what, role, len(kept), skip.dumps.directory if skip.dumps else dump_dir)
+
+
+def _number(step: Any, where: str) -> int:
+    if (number := integer(step)) is None or number < 0:
+        raise ConfigError(f"{step!r} is not a step", where, "pass an integer >= 0")
+    return number

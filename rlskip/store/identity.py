@@ -213,6 +213,8 @@ def comparable(
 
 def without(names: Collection[str], value: Any, place: str = "", bare: Collection[str] = ()) -> Any:
     """A plain value without entries of its mappings: with these dotted names, or `bare` ones."""
+    if isinstance(value, list) and (names or bare):
+        return [without(names, one, place, bare) for one in value]
     if not isinstance(value, dict) or not (names or bare):
         return value
     places = {key: f"{place}.{key}" if place else key for key in value if key not in bare}

@@ -222,18 +222,20 @@ def test_an_attribute_that_decays_is_named_and_not_compared(run: Any, where: str
 
 
 def test_a_part_of_an_argument_that_the_stage_changes_is_named_and_not_compared(run: Any) -> None:
-    def generate(prompts: Any, sampling: Any, ran: list[int]) -> None:
+    def generate(prompts: Any, sampling: Any, drawn: Any, ran: list[int]) -> None:
         ran.append(1)
+        drawn += 1
         sampling["tokens"] = sampling.pop("tokens", 8) + 1
 
     def loop(temperature: float, ran: list[int]) -> None:
-        sampling = {"temperature": temperature}
+        sampling, drawn = {"temperature": temperature}, torch.zeros(3)
         for step in (1, 2, 3):
             visit(step)
-            annotate(generate)([step], sampling, ran)
+            annotate(generate)([step], sampling, drawn, ran)
 
     assert run(loop, 0.5) == "generated"
-    assert "sampling.tokens (it changes while stages run)" in run(loop, 0.5)
+    changes = "(it changes while stages run)"
+    assert f" drawn {changes}, sampling.tokens {changes}" in run(loop, 0.5)
     assert "arguments.sampling.temperature: 0.6 now, 0.5 in" in run(loop, 0.6)
 
 

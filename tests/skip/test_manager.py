@@ -253,6 +253,8 @@ def test_any_integer_is_a_step_and_nothing_else(init: Callable[..., Path]) -> No
     for odd in ("1", 1.0, -1, None, [1], torch.tensor([1, 2])):
         with pytest.raises(ConfigError, match=r"SkipManager\.set_step: .* is not a step"):
             SkipManager.set_step(odd)
+        with pytest.raises(ConfigError, match=r"SkipManager\.will_replay: .* is not a step"):
+            SkipManager.will_replay("rollout", [odd])
         assert SkipManager.step == 4
 
 

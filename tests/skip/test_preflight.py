@@ -128,16 +128,12 @@ def test_shards_of_several_processes_are_not_looked_for(
 
 
 def test_a_loop_may_ask(dumps: Path) -> None:
-    start(dumps)
-    assert SkipManager.will_replay("rollout", [1, 3])
-    assert not SkipManager.will_replay("rollout", range(1, 4))
+    rows: list[Any] = [({}, [1, 3], True), ({}, range(1, 4), False), ({"n": 8}, [1], False)]
+    rows += [({"steps": [1]}, [1, 3], False), ({"action": "repeat"}, range(1, 9), True)]
+    for skip, steps, will in rows:
+        start(dumps, **skip)
+        assert SkipManager.will_replay("rollout", steps) == will
     assert not SkipManager.will_replay("rollout_tq", [1])
-    start(dumps, steps=[1])
-    assert not SkipManager.will_replay("rollout", [1, 3])
-    start(dumps, action="repeat")
-    assert SkipManager.will_replay("rollout", range(1, 9))
-    start(dumps, n=8)
-    assert not SkipManager.will_replay("rollout", [1])
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

@@ -151,7 +151,7 @@ EQUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"x": Namespace(device=1, save_dir="a")}, {"x": Namespace(device=2, save_dir="b")}),
     ({"x": [Namespace(created_at=1)]}, {"x": [Namespace(created_at=2)]}),
     ({"x": MagicMock(), "y": ...}, {"x": MagicMock(), "y": ...}),
-    ({"x": {"a": {"use_tqdm": True}}}, {"x": {"a": {}}}),
+    ({"x": {"a": [{"use_tqdm": True}]}}, {"x": {"a": [{}]}}),
     ({"engine": None}, {}),
     ({}, {"engine": print}),
     ({"images": [print]}, {"images": BIG}),
