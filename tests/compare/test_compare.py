@@ -275,6 +275,7 @@ def test_what_a_side_may_be(
     answer = rlskip("compare", a.name, given[name], "-d", tmp_path)
     assert answer.code == 0, answer.err
     assert "Equal to the bit: 3 stages of steps 1,2" in answer.out
+    assert "nope: no such" in rlskip("compare", a.name, "nope", "-d", tmp_path).err
     # A long path wraps the line in any place.
     assert ("jobnow,thenewestof2" in "".join(answer.out.split())) == (name == "dump_dir")
 
