@@ -286,7 +286,7 @@ def test_runs_and_steps_are_named_and_sliced(dumps: Path) -> None:
 def test_a_column_of_a_rows_name_and_other_values_is_kept(directory: Path) -> None:
     more = {"prompt_ids": [1], "completion_ids": [2], "step": 9}
     StepStore(directory).save(1, [{"prompt": i, "prompt_text": i, **more} for i in (3, 4)])
-    run = rlskip.open(directory)
+    run: Any = rlskip.open(directory)
     for own in ("own_prompt", "own_prompt_text"):
         for fields in (None, [own], iter([own])):
             assert [row[own] for row in run.iter_rows(fields)] == [3, 4]

@@ -19,7 +19,7 @@ from tests.clock import eventually
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
-def test_a_dump_says_what_it_is(store: StepStore) -> None:
+def test_a_dump_says_what_it_is(store: Any) -> None:
     identity = Identity.of({"prompts": "ab", "n": 8, "sampling.temperature": 1.0})
     meta = store.save(
         torch.tensor(7), {"a": torch.zeros(10)}, identity=identity, info={"seconds": 1.5}
