@@ -183,6 +183,9 @@ def find_sides(
     try:
         return find_side(a, within, decode), find_side(b, within, decode)
     except NoSuchPlaceError:
+        # A job has no dumps: then what the other one lacks is said.
+        if any(recorded_at(where / one) for one in (a, b) for where in (Path(), within / STAGES)):
+            raise
         return Dumps.pair(find_target(a, within, decode), find_target(b, within, decode))
 
 
@@ -197,7 +200,7 @@ def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
     if not path.is_dir():
         raise NoSuchPlaceError("no such directory, nor a job with records", name)
     recorded = _of_output(path) or path
-    if has_records(recorded):
+    if recorded_at(recorded):
         return Side(name, recorded, decode)
     if recorded != path:
         what = f"they were in {recorded}"
@@ -209,14 +212,15 @@ def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
     return Side(name + more, jobs[-1], decode)
 
 
-def has_records(directory: Path) -> bool:
-    """Whether a directory holds the steps of a job's records."""
+def recorded_at(directory: Path) -> str:
+    """When the first step of a job's records in a directory was written; empty without any."""
     # Not by the index of what may be a run of many steps: one sound dump tells.
     for _, places in sorted(families(directory).items()):
         for place in places:
             with contextlib.suppress(DumpError), opened(place) as here:
-                return MARK in here.read_meta().info
-    return False
+                meta = here.read_meta()
+                return meta.created if MARK in meta.info else ""
+    return ""
 
 
 def compare_sides(
@@ -261,15 +265,15 @@ def _jobs(path: Path) -> list[Path]:
     dump_dir = next((one for one in within if (one / STAGES).is_dir()), None)
     if dump_dir is None:
         return []
-    # The name of a job begins with the time of its start.
-    every = sorted(job for job in (dump_dir / STAGES).iterdir() if job.is_dir())
+    # By time, not by name: RLSKIP_JOB gives a job any name.
+    every = [(recorded_at(job), job) for job in (dump_dir / STAGES).iterdir() if job.is_dir()]
     place = path.relative_to(dump_dir).parts
 
     def used(job: Path) -> bool:
         runs = (Path(run).parts for run in _runs_of(dump_dir, job.name))
         return not place or any(run[: len(place)] == place for run in runs)
 
-    return [job for job in every if has_records(job) and used(job)]
+    return [job for written, job in sorted(every) if written and used(job)]
 
 
 def _runs_of(dump_dir: Path, job: str) -> set[str]:

@@ -11,8 +11,8 @@ import attrs
 Turns = Sequence[Mapping[str, Any]]
 
 _SAID = {
-    "user": ("raw_prompt", "messages", "own_prompt", "prompt", "prompt_text", "input"),
-    "assistant": ("completions", "completion", "own_response", "response_text", "output"),
+    "user": ("raw_prompt", "messages", "prompt", "prompt_text", "input"),
+    "assistant": ("completions", "completion", "response", "response_text", "output"),
 }
 
 
@@ -111,7 +111,7 @@ def _said(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 def recorded(turn: Mapping[str, Any], role: str) -> str | list[dict[str, Any]] | None:
     """What a turn has of the prompt (``user``) or the answer (``assistant``): text or messages."""
-    found = (turn.get(name) for name in _SAID[role])
+    found = (turn.get(f"own_{name}", turn.get(name)) for name in _SAID[role])
     return next((one for one in found if _chat(one, role)), None)
 
 

@@ -73,7 +73,8 @@ class Scope:
         fields. Only what these need is read and verified; None for everything. Raises DumpError
         where a dump cannot be used, or has no such field; it stays where it is.
         """
-        return (self.read(dump, fields) for dump in self.iter_dumps())
+        some = None if fields is None else [*fields]  # each dump needs all of an iterator's
+        return (self.read(dump, some) for dump in self.iter_dumps())
 
     def read(self, dump: Dump, fields: _Fields = None) -> Rollouts:
         """The rollouts of one of its dumps."""
@@ -277,7 +278,8 @@ class Runs(Scope, Sequence[Run]):
             return self[0]
         names = ", ".join(str(run.directory) for run in self._runs[:5])
         what = f"{len(self) or 'no'} runs have dumps here"
-        raise NoSuchPlaceError(what, str(self.directory), names and f"name one: {names}")
+        names = names or "the skip.dump_dir of a job, or a run in it"
+        raise NoSuchPlaceError(what, str(self.directory), f"name one: {names}")
 
     def iter_dumps(self) -> Iterator[Dump]:
         for run in self._runs:

@@ -221,7 +221,7 @@ class Rollouts:
         for name, column in (single | dict(self.columns.columns)).items():
             if name in held:
                 continue
-            if name in self.place or name in ROW:
+            if name in self.place or name in (*ROW, *TEXTS):
                 known = [self.cell(name, i) for i in range(len(self))]
                 if known == list(map(plain, values(column))):
                     continue
@@ -294,4 +294,4 @@ def column_of(field: str, names: Collection[str]) -> str:
     if field in names:
         return field
     own = field.removeprefix("own_")
-    return own if own in (*ROW, *PLACE) else field.partition(".")[0]
+    return own if own in (*ROW, *PLACE, *TEXTS) else field.partition(".")[0]

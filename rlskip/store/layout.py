@@ -122,7 +122,7 @@ def safe_name(name: object) -> str:
 
 def as_step(name: str) -> int | None:
     """The step or part that a directory is named after; None for any other name."""
-    return int(name) if re.fullmatch(r"0|[1-9][0-9]*", name) else None
+    return int(name) if re.fullmatch(_NUMBER, name) else None
 
 
 def journal_name(step: int) -> str:

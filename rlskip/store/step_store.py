@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import operator
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -173,7 +174,7 @@ class StepStore:
             "rollouts": packer.node(rollouts, "rollouts"),
             "aside": packer.node(sidecar, "sidecar"),
         }
-        kept, place = kept_info(info or {}, identity), self._place(step, call)
+        kept, place = kept_info(info or {}, identity), self._place(operator.index(step), call)
         return NewDump(place, trees, packer.arrays, identity, kept)
 
     def write(self, dump: NewDump, over: DumpMeta | None = None) -> tuple[DumpMeta, bool]:

@@ -284,11 +284,12 @@ def test_runs_and_steps_are_named_and_sliced(dumps: Path) -> None:
 
 
 def test_a_column_of_a_rows_name_and_other_values_is_kept(directory: Path) -> None:
-    rows = [{"prompt": i, "prompt_ids": [1], "completion_ids": [2], "step": 9} for i in (3, 4)]
-    StepStore(directory).save(1, rows)
-    run = rlskip.open(directory)
-    for fields in (None, ["own_prompt"]):
-        assert [row["own_prompt"] for row in run.iter_rows(fields)] == [3, 4]
+    more = {"prompt_ids": [1], "completion_ids": [2], "step": 9}
+    StepStore(directory).save(1, [{"prompt": i, "prompt_text": i, **more} for i in (3, 4)])
+    run: Any = rlskip.open(directory)
+    for own in ("own_prompt", "own_prompt_text"):
+        for fields in (None, [own], iter([own])):
+            assert [row[own] for row in run.iter_rows(fields)] == [3, 4]
     (row, _) = run.iter_rows()
     assert (row["prompt"], row["step"], row["own_step"], row["group"]) == ([1], 1, 9, "3")
 

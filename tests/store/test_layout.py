@@ -78,7 +78,8 @@ _PLACES = st.builds(
 def test_a_dumps_directory_names_its_step_its_call_and_its_rank(place: Place) -> None:
     assert Place.parse(place.root, place.name) == place
     is_first = place == Place(place.root, place.step)
-    assert as_step(place.name) == (place.step if is_first else None)
+    numbers = as_step(place.name), as_step("2026112817101112345678")  # a file's, by its date
+    assert numbers == (place.step if is_first else None, None)
     kept = quarantine_name(place.name)
     assert Place.parse(place.root, kept) is None
     assert name_before_quarantine(kept) == place.name
