@@ -402,8 +402,9 @@ def test_a_command_whose_hydra_does_not_know_rlskip(rlskip: Any, tmp_path: Path)
 
 
 def test_a_script_without_hydra_is_reported(rlskip: Any, tmp_path: Path) -> None:
-    # What it prints need not be UTF-8.
-    hello = r"import sys; sys.stdout.buffer.write(b'hell\xf6')"
+    # What it prints need not be UTF-8; what it generates is not begun.
+    hello = r"import sys, rlskip; sys.stdout.buffer.write(b'hell\xf6'); "
+    hello += "rlskip.SkipManager.init({'a': 1}); open('made', 'w'); sys.exit('it was run')"
     (tmp_path / "script.py").write_text(hello)
     said = rlskip("doctor", "--json", "--", sys.executable, tmp_path / "script.py")
     assert "this is not a Hydra application" in errors(said)[0]
