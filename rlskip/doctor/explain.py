@@ -157,10 +157,8 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
         yield Finding("callback", NOTE, what)
     elif on:
         what = "hydra.callbacks has no rlskip: nothing would install SkipManager"
-        remedy = (
-            f"{add_callback(config)}, or choose an option (+skip=rollout_cache) instead of single "
-        )
-        remedy += "keys; or call SkipManager.init(cfg) in the application"
+        remedy = f"{add_callback(config)}, or choose an option (+skip=rollout_cache) instead of "
+        remedy += "single keys; or call SkipManager.init(cfg) in the application"
         yield Finding("callback", ERROR, what, remedy)
 
 

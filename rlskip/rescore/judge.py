@@ -300,9 +300,12 @@ def named_function(spec: str, option: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
+        if not callable(found):
+            raise TypeError(f"it cannot be called, for it is of type {type(found).__name__}")
     except (Exception, SystemExit) as error:  # of what the module runs
         what = f"{spec} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(what, option) from error
+        how = "give package.module:name, where python -c 'import package.module' succeeds"
+        raise ConfigError(what, option, how) from error
     return found
 
 

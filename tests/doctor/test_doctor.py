@@ -115,13 +115,8 @@ def test_what_changed_since_the_dumps_were_made_is_listed(explain: Any, app: Pat
     SkipManager.annotate(role="rollout")(lambda prompts: prompts)([1])
     SkipManager.reset()
     on = ("+skip=rollout_cache", "skip.dump_dir=dumps", "skip.experiment_name=e")
-    said = explain(
-        *on,
-        "skip.project_name=p",
-        "temperature=0.5",
-        "lr=0.2",
-        config="temperature: 1.0\nlr: 0.1\n",
-    )
+    now = ("skip.project_name=p", "temperature=0.5", "lr=0.2")
+    said = explain(*on, *now, config="temperature: 1.0\nlr: 0.1\n")
     found = {f["level"]: f["what"] for f in findings(said) if "changed since" in f["what"]}
     assert (
         "temperature (1.0 then, 0.5 now); skip.identity=[temperature] compares" in found["warning"]
@@ -395,9 +390,8 @@ main()
 def test_a_command_whose_hydra_does_not_know_rlskip(rlskip: Any, tmp_path: Path) -> None:
     """As in an environment without rlskip: `+skip=...` arrives as text."""
     (tmp_path / "app.py").write_text(FOREIGN)
-    said = rlskip(
-        "doctor", "--json", "--", sys.executable, tmp_path / "app.py", "+skip=rollout_cache"
-    )
+    command = (sys.executable, tmp_path / "app.py", "+skip=rollout_cache")
+    said = rlskip("doctor", "--json", "--", *command)
     assert [one.split(":")[0] for one in errors(said)] == ["plug-in", "skip"]
     assert "'rollout_cache' arrived as a plain string" in said.out
 
