@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from rlskip.batch.decoding import Decoder
-from rlskip.config.dump_dir import DEFAULT_DUMP_DIR as DEFAULT
-from rlskip.config.dump_dir import parse_dump_dir
+from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_dump_dir
 
 STEP = "A step of the only run in --dir (3, or 3/0 for its part 0), or a path."
 
@@ -28,7 +27,7 @@ Success = Annotated[float, typer.Option(help="The reward from which a session su
 
 def dump_dir(*given: str | None) -> Path:
     """The directory that the first of an argument and --dir names."""
-    return parse_dump_dir(next((one for one in given if one is not None), DEFAULT), "--dir")
+    return parse_dump_dir(next(g for g in (*given, DEFAULT_DUMP_DIR) if g is not None), "--dir")
 
 
 def decoder(tokenizer: Path | None, *, skip_special: bool = False) -> Decoder | None:

@@ -84,9 +84,11 @@ class Judge:
         starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         named = {name: p for name, p in parameters.items() if p.kind not in starred}
         self.needs = frozenset(n for n, p in named.items() if p.default is inspect.Parameter.empty)
-        self._ignored = (frozenset(ignore) | _NEUTRAL | (_BESIDE - named.keys())) - {self.judged}
+        ignored = {ignore} if isinstance(ignore, str) else {*ignore}
+        self._ignored = (ignored | _NEUTRAL | (_BESIDE - named.keys())) - {self.judged}
         self.version = version
-        kept = parse_dump_dir(directory or _DIRECTORY, "rlskip.cached_reward(directory=...)")
+        place = _DIRECTORY if directory is None else directory
+        kept = parse_dump_dir(place, "rlskip.cached_reward(directory=...)")
         self.verdicts = Verdicts(kept / safe_name(self.name))
         self.asked = 0
         self._lock = threading.Lock()
