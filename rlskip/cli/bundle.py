@@ -81,8 +81,7 @@ def _replay(file: Path, functions: dict[str, str], as_json: bool) -> int:
     rows = [
         (one.stage, one.function, text(one.state, "red" if one is bad else "")) for one in found
     ]
-    stages = [attrs.asdict(one) for one in found]
-    data = {"equal": bad is None, "verdict": said, "stages": stages}
+    data = {"equal": bad is None, "verdict": said, "stages": [*map(attrs.asdict, found)]}
     data |= {name: about[name] for name in ("step", "run")}
     view = [said[0].upper() + said[1:], "", table(("stage", "function", "result"), rows)]
     return put(as_json, data, view, failed=bad is not None)

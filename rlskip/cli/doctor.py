@@ -45,10 +45,7 @@ def doctor(
             title = title if shown else f"{title}: no problems"
         view += ["", text(title, "bold"), *([grid(_rows(shown))] if shown else [])]
     levels = [finding.level for _, findings in sections for finding in findings]
-    data = [
-        {"about": title, "findings": list(map(attrs.asdict, findings))}
-        for title, findings in sections
-    ]
+    data = [{"about": title, "findings": [*map(attrs.asdict, said)]} for title, said in sections]
     view += ["", f"errors: {levels.count(ERROR)}, warnings: {levels.count(WARNING)}"]
     return put(as_json, data, view[1:], failed=ERROR in levels)
 

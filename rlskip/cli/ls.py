@@ -31,7 +31,7 @@ def ls(
     as_json: Json = False,
 ) -> int:
     """List the runs, or the steps of a run."""
-    place = dump_dir(where or directory)
+    place = dump_dir(where, directory)
     runs = find_runs(place)
     # The records of each dump_dir are read once.
     recorded = {dump_dir: tally_steps(dump_dir) for dump_dir in {run.dump_dir for run in runs}}

@@ -36,7 +36,7 @@ for _command in (doctor, ls, show, verify, prune, compare, export, rescore, repo
     app.command()(_command)
 
 
-def _print_version(wanted: bool) -> None:
+def _version(wanted: bool) -> None:
     if wanted:
         print(f"rlskip {__version__}")
         raise typer.Exit
@@ -46,10 +46,7 @@ def _print_version(wanted: bool) -> None:
 def rlskip(
     context: typer.Context,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Look after the rollouts that rlskip keeps, and find out why nothing is skipped."""
@@ -74,10 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        is_long = error.errno == errno.ENAMETOOLONG
-        complain(
-            f"{error.filename!s:.60}...: {error.strerror}; shorten it" if is_long else str(error)
-        )
+        long = f"{error.filename!s:.60}...: {error.strerror}; shorten it"
+        complain(long if error.errno == errno.ENAMETOOLONG else str(error))
         return BAD_INPUT
     except KeyboardInterrupt:
         return 130

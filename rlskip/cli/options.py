@@ -13,13 +13,10 @@ from rlskip.config.dump_dir import DEFAULT_DUMP_DIR, parse_dump_dir
 STEP = "A step of the only run in --dir (3, or 3/0 for its part 0), or a path."
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Dir = Annotated[
-    Path | None,
-    typer.Option(
-        "--dir", "-d", help="A skip.dump_dir or a run in it; default ~/.rlskip/rollout_dump."
-    ),
-]
-Where = Annotated[Path | None, typer.Argument(help="As --dir.")]
+# Of an empty text a Path would be the working directory.
+_HELP = "A skip.dump_dir or a run in it; default ~/.rlskip/rollout_dump."
+Dir = Annotated[str | None, typer.Option("--dir", "-d", metavar="PATH", help=_HELP)]
+Where = Annotated[str | None, typer.Argument(help="As --dir.")]
 Target = Annotated[str, typer.Argument(help=f"A run or a step. {STEP}")]
 Tokenizer = Annotated[
     Path | None, typer.Option(help="A local tokenizer, to show tokens as text (transformers).")
@@ -28,9 +25,9 @@ MaxMb = Annotated[float, typer.Option(min=0.1, max=1e6, help="The largest size o
 Success = Annotated[float, typer.Option(help="The reward from which a session succeeds.")]
 
 
-def dump_dir(directory: Path | None) -> Path:
-    """The directory that --dir names."""
-    return parse_dump_dir(directory or DEFAULT_DUMP_DIR, "--dir")
+def dump_dir(*given: str | None) -> Path:
+    """The directory that the first of an argument and --dir names."""
+    return parse_dump_dir(next(g for g in (*given, DEFAULT_DUMP_DIR) if g is not None), "--dir")
 
 
 def decoder(tokenizer: Path | None, *, skip_special: bool = False) -> Decoder | None:

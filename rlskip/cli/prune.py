@@ -62,8 +62,10 @@ def prune(
     if keep_last is None and older_than is None and not quarantined:
         limits = "give --keep-last, --older-than or --quarantined"
         raise ConfigError("no limit is given", "prune", limits)
+    if where is not None and directory is not None:
+        raise ConfigError(f"{where} is given, too", "--dir", "name one directory")
     limit = 0.0 if older_than is None else time.time() - _seconds(older_than)
-    chosen = choose(find_runs(dump_dir(where or directory)), keep_last, limit, quarantined)
+    chosen = choose(find_runs(dump_dir(where, directory)), keep_last, limit, quarantined)
     if not chosen:
         return put(as_json, [], ["nothing to remove"])
     for one in progress(chosen, "removing"):

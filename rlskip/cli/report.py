@@ -46,11 +46,11 @@ def report(
     return put(as_json, data, [f"{html}: {what}, {size(len(page))}"])
 
 
-def _found(where: Path | None, directory: Path | None, decode: Decode | None) -> Side | Dumps:
+def _found(where: str | None, directory: str | None, decode: Decode | None) -> Side | Dumps:
     """What a user names: a run, a dump_dir, or what `compare` takes beside them."""
     from rlskip.compare.sides import Dumps, find_side
 
-    place = dump_dir(where or directory)
+    place = dump_dir(where, directory)
     try:
         run = the_run(place.resolve(), decode)
         return Dumps(run.name, run)

@@ -49,13 +49,14 @@ def rescore(
 
     target = find_target(what, dump_dir(directory), decoder(tokenizer, skip_special=True))
     wanted = Steps.parse(steps, "--steps")
-    chosen: list[Scope] = [target]
     if isinstance(target, Run):
         # Each as a run of that step alone, which is empty where a live run removes it meanwhile.
-        chosen = [target[step : step + 1] for step in target.steps() if step in wanted]
-        if not chosen:
-            there = f"its steps are {compact(target.steps()) or 'none'}"
-            raise NoSuchPlaceError(f"it has none of the steps {steps}", target.name, there)
+        chosen: list[Scope] = [target[n : n + 1] for n in target.steps() if n in wanted]
+    else:
+        chosen = [target] if target.number in wanted else []
+    if not chosen:
+        there = f"its steps are {compact(target.run.steps()) or 'none'}"
+        raise NoSuchPlaceError(f"it has none of the steps {steps}", target.name, there)
     more = None if data is None else scoring.read_data(data)
     with _judge(reward, version) as judge:
         rescored = scoring.rescore(

@@ -236,8 +236,9 @@ def compare_sides(
     """
     mine, theirs = ({step for step in side.steps() if step in wanted} for side in (a, b))
     if not mine & theirs:
-        one, other = (compact(sorted(steps)) or "none" for steps in (mine, theirs))
-        what = f"they have no common step: A has {one}, B has {other}"
+        one, other = (compact(sorted(side.steps())) or "none" for side in (a, b))
+        among = "" if str(wanted) == "all" else f" among {wanted}"
+        what = f"they have no common step{among}: A has {one}, B has {other}"
         raise NoSuchPlaceError(what, f"{a.name}, {b.name}")
     steps, unreadable, error = list[StepResult](), dict[int, str](), None
     for step in progress(sorted(mine & theirs)):

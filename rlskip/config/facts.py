@@ -22,6 +22,8 @@ from rlskip.errors import ConfigError
 
 # For the processes that a job starts, whose script is another one: its parts as JSON.
 ORIGIN_VARIABLE = "RLSKIP_ORIGIN"
+# Set where only a config is asked for: a script without Hydra ends before it generates.
+COMPOSES_VARIABLE = "RLSKIP_COMPOSES"
 
 _ROOTS = (".git", ".hg", "pyproject.toml", "setup.py")
 _INSTALLED = {"site-packages", "dist-packages"}

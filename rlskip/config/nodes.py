@@ -142,6 +142,8 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
         what = f"{plain!r} arrived as a plain string, so Hydra did not discover rlskip's plug-in"
         remedy = "install rlskip into the environment that runs this application and check with "
         remedy += "`python <app> --info plugins` (look for RlskipSearchPathPlugin)"
+        if plain not in (known := sorted(options(name))):
+            what, remedy = f"{plain!r} is no option of rlskip's", f"choose one: {', '.join(known)}"
         raise NotInstalledError(what, name, remedy + check.if_own(name))
     if plain is not None and not isinstance(plain, dict):
         what = f"expected a mapping, got {plain!r}"

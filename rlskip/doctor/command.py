@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from rlskip.config.facts import is_own
+from rlskip.config.facts import COMPOSES_VARIABLE, is_own
 from rlskip.errors import RlskipError
 
 TIMEOUT_S = 300.0
@@ -144,7 +144,7 @@ def compose(command: Command) -> DictConfig:
     first = next((i for i, line in enumerate(lines) if line.startswith("hydra:")), None)
     if first is None:
         what = "it printed no config: this is not a Hydra application"
-        raise CannotComposeError(what, remedy="call rlskip.SkipManager.init(config) in its code")
+        raise CannotComposeError(what, remedy="SkipManager.init(...) turns skip on without Hydra")
     loaded = OmegaConf.create("\n".join(lines[first:]))
     assert isinstance(loaded, DictConfig)
     return loaded
@@ -154,6 +154,7 @@ def run_command(command: list[str]) -> subprocess.CompletedProcess[str]:
     """Run a command and return its output."""
     # It may log anything.
     how: Any = {"capture_output": True, "encoding": "utf-8", "errors": "backslashreplace"}
+    how["env"] = {**os.environ, COMPOSES_VARIABLE: "1"}
     try:
         return subprocess.run(command, timeout=TIMEOUT_S, check=False, **how)
     except OSError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 from omegaconf import DictConfig
 
+from rlskip._hydra import sets_own_key
 from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts, Origin
 from rlskip.config.nodes import add_callback, find_node, record_chosen_by
@@ -141,6 +142,8 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
     """Plug-in and callback, as that command's own Hydra sees them."""
     version = look_up(config, "hydra.runtime.version")
     sources = look_up(config, "hydra.runtime.config_sources") or []
+    if sets_own_key(command.arguments):  # then rlskip hides from Hydra, and `skip` says why
+        return
     if not any(source.get("provider") == "rlskip" for source in sources):
         what = f"the Hydra {version} of that command does not discover rlskip's plug-in"
         remedy = f"install rlskip into the environment of {command.start[0]}"
@@ -154,10 +157,8 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
         yield Finding("callback", NOTE, what)
     elif on:
         what = "hydra.callbacks has no rlskip: nothing would install SkipManager"
-        remedy = (
-            f"{add_callback(config)}, or choose an option (+skip=rollout_cache) instead of single "
-        )
-        remedy += "keys; or call SkipManager.init(cfg) in the application"
+        remedy = f"{add_callback(config)}, or choose an option (+skip=rollout_cache) instead of "
+        remedy += "single keys; or call SkipManager.init(cfg) in the application"
         yield Finding("callback", ERROR, what, remedy)
 
 

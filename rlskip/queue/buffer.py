@@ -147,7 +147,7 @@ class ReplayBuffer:
 
     def _call(self, step: int, name: str, size: int | None) -> SampleCall:
         if (number := integer(step)) is None:  # no prompt would ever be of this step
-            raise ValueError(f"step must be a whole number, got {step!r}")
+            raise ConfigError(f"it must be a whole number, got {step!r}", "step")
         known, refills = self._partition(name), self._refill is not None
         return SampleCall(self.config, known, number, size, monotonic(), self._filter, refills)
 

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from rlskip.config.other_nodes import ReplayConfig
-from rlskip.errors import RlskipError
+from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, integer
 from rlskip.queue.readiness import (
     IncompleteRolloutError,
@@ -82,7 +82,7 @@ class SampleCall:
         refills: bool = False,
     ) -> None:
         if batch_size is not None and (integer(batch_size) or 0) < 1:
-            raise ValueError(f"batch_size must be at least 1, or None, got {batch_size!r:.80}")
+            raise ConfigError(f"must be at least 1, or None, got {batch_size!r:.80}", "batch_size")
         trains = not partition.validates
         self.config, self.partition, self.step = config, partition, step
         self.batch_size = batch_size

@@ -84,9 +84,11 @@ class Judge:
         starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         named = {name: p for name, p in parameters.items() if p.kind not in starred}
         self.needs = frozenset(n for n, p in named.items() if p.default is inspect.Parameter.empty)
-        self._ignored = (frozenset(ignore) | _NEUTRAL | (_BESIDE - named.keys())) - {self.judged}
+        ignored = {ignore} if isinstance(ignore, str) else {*ignore}
+        self._ignored = (ignored | _NEUTRAL | (_BESIDE - named.keys())) - {self.judged}
         self.version = version
-        kept = parse_dump_dir(directory or _DIRECTORY, "rlskip.cached_reward(directory=...)")
+        place = _DIRECTORY if directory is None else directory
+        kept = parse_dump_dir(place, "rlskip.cached_reward(directory=...)")
         self.verdicts = Verdicts(kept / safe_name(self.name))
         self.asked = 0
         self._lock = threading.Lock()
@@ -300,9 +302,12 @@ def named_function(spec: str, option: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
+        if not callable(found):
+            raise TypeError(f"it cannot be called, for it is of type {type(found).__name__}")
     except (Exception, SystemExit) as error:  # of what the module runs
         what = f"{spec} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(what, option) from error
+        how = "give package.module:name, where python -c 'import package.module' succeeds"
+        raise ConfigError(what, option, how) from error
     return found
 
 

@@ -68,9 +68,9 @@ class Verdicts:
             text = json.dumps([key, value], default=lambda part: part.item()).encode()
             plain = json.loads(text)[1]
             if not bool(plain == value):  # a tuple, a NaN
-                raise ValueError("it would change")
+                raise ValueError(f"{value!r:.60} would change")
         except Exception as error:  # a value may be anything
-            self._warn(f"lack verdicts of type {type(value).__name__}, which are not JSON", error)
+            self._warn(f"lack some of type {type(value).__name__}, which JSON does not hold", error)
             return value
         try:
             with (

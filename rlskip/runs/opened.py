@@ -16,7 +16,7 @@ import attrs
 
 from rlskip.batch.decoding import decoder_at
 from rlskip.config.steps import compact
-from rlskip.errors import RlskipError
+from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs import alive
 from rlskip.runs import on_disk
 from rlskip.runs.on_disk import Dump
@@ -190,7 +190,7 @@ class Run(Scope):
             stop = sys.maxsize if steps.stop is None else steps.stop
             within = range(steps.start or 0, stop, steps.step or 1)
             if min(within.start, within.stop, within.step) < 0:
-                raise ValueError(f"{steps} does not name steps: they are counted upwards from 0")
+                raise ConfigError(f"{steps} does not name steps: they are counted upwards from 0")
             return attrs.evolve(self, within=(*self._within, within))
         if steps not in self:
             raise self._no_step(steps)

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from rlskip import stages
 from rlskip.batch import row_fields
 from rlskip.config.check import raise_all
-from rlskip.config.facts import retire_legacy_flag
+from rlskip.config.facts import COMPOSES_VARIABLE, retire_legacy_flag
 from rlskip.config.nodes import read_record_of
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import TRAINING_ROLES
@@ -98,6 +99,8 @@ class SkipManager:
         in the background. Without `checks`, where stages run on another machine, what the run
         could not do is not refused.
         """
+        if os.environ.get(COMPOSES_VARIABLE):
+            raise SystemExit
         try:
             cls.flush()  # what is still being written is there for the next
         except RlskipError as error:

@@ -18,6 +18,7 @@ from rlskip.batch.meta import is_validation
 from rlskip.batch.row_fields import RowsError
 from rlskip.config.skip import to_generate
 from rlskip.errors import ConfigError, MissError, RlskipError
+from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.jobs.records import Recorder
 from rlskip.jobs.served import Enclosing, Needs, enclosing
 from rlskip.skip.call import Call, Stage, StepNotSetError
@@ -36,7 +37,7 @@ def decorated(manager: Any, stage: Stage) -> Callable[..., Any]:
     """The decorated function of `stage`, whose role `manager` turns on or off."""
     func = stage.func
     if inspect.isasyncgenfunction(func) or inspect.isgeneratorfunction(func):
-        raise TypeError(f"{stage.name} is a generator; a stage returns its result at once")
+        raise UnsupportedTypeError("it is a generator", stage.name, "return a list at once")
     if stage.holder:
         stage.refuse_unknown_names([stage.holder])
     is_async = any(map(inspect.iscoroutinefunction, (func, getattr(func, "__call__", None))))  # noqa: B004

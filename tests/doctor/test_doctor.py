@@ -115,13 +115,8 @@ def test_what_changed_since_the_dumps_were_made_is_listed(explain: Any, app: Pat
     SkipManager.annotate(role="rollout")(lambda prompts: prompts)([1])
     SkipManager.reset()
     on = ("+skip=rollout_cache", "skip.dump_dir=dumps", "skip.experiment_name=e")
-    said = explain(
-        *on,
-        "skip.project_name=p",
-        "temperature=0.5",
-        "lr=0.2",
-        config="temperature: 1.0\nlr: 0.1\n",
-    )
+    now = ("skip.project_name=p", "temperature=0.5", "lr=0.2")
+    said = explain(*on, *now, config="temperature: 1.0\nlr: 0.1\n")
     found = {f["level"]: f["what"] for f in findings(said) if "changed since" in f["what"]}
     assert (
         "temperature (1.0 then, 0.5 now); skip.identity=[temperature] compares" in found["warning"]
@@ -261,6 +256,7 @@ def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any], on_
     [
         ([], "a: 1\n", "skip: the config has no such node"),
         (["+skip=rolout_cache"], "a: 1\n", "rollout_tq_repeat"),
+        (["+skip=on"], "a: 1\n", "skip: 'on' is no option of rlskip's"),
         (["+skip=rollout_cache", "skip.rollout.enable=false"], "a: 1\n",
          "skip.rollout.enable: it is false, although"),
         (["+skip=rollout_cache", "skip.stepz=[1]"], "a: 1\n", "skip.stepz: unknown key"),
@@ -394,16 +390,16 @@ main()
 def test_a_command_whose_hydra_does_not_know_rlskip(rlskip: Any, tmp_path: Path) -> None:
     """As in an environment without rlskip: `+skip=...` arrives as text."""
     (tmp_path / "app.py").write_text(FOREIGN)
-    said = rlskip(
-        "doctor", "--json", "--", sys.executable, tmp_path / "app.py", "+skip=rollout_cache"
-    )
+    command = (sys.executable, tmp_path / "app.py", "+skip=rollout_cache")
+    said = rlskip("doctor", "--json", "--", *command)
     assert [one.split(":")[0] for one in errors(said)] == ["plug-in", "skip"]
     assert "'rollout_cache' arrived as a plain string" in said.out
 
 
 def test_a_script_without_hydra_is_reported(rlskip: Any, tmp_path: Path) -> None:
-    # What it prints need not be UTF-8.
-    hello = r"import sys; sys.stdout.buffer.write(b'hell\xf6')"
+    # What it prints need not be UTF-8; what it generates is not begun.
+    hello = r"import sys, rlskip; sys.stdout.buffer.write(b'hell\xf6'); "
+    hello += "rlskip.SkipManager.init({'a': 1}); open('made', 'w'); sys.exit('it was run')"
     (tmp_path / "script.py").write_text(hello)
     said = rlskip("doctor", "--json", "--", sys.executable, tmp_path / "script.py")
     assert "this is not a Hydra application" in errors(said)[0]

@@ -223,7 +223,7 @@ def test_ignored_arguments_are_passed_and_do_not_count(cached: Any) -> None:
     judge = cached(reads_all, ignore=["client"])
     assert judge(solution_str="a", client=(client := object())) == reads_all("a", client=client)
     asked = len(HOLDING["asked"])
-    judge(solution_str="a", client=object())
+    cached(reads_all, ignore="client")(solution_str="a", client=object())
     assert len(HOLDING["asked"]) == asked
 
 

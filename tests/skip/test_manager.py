@@ -19,7 +19,7 @@ import torch
 from omegaconf import OmegaConf
 
 from rlskip import RolloutSkipConfig, SkipManager, SkipManagerConfig
-from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.errors import ConfigError, NotInstalledError, RlskipError
 from rlskip.jobs.records import tally
 from tests.skip.trainers import Stage, leases, steps_on_disk, visit
 
@@ -122,7 +122,7 @@ def test_what_is_no_stage_is_refused_by_name() -> None:
         with pytest.raises(ConfigError) as caught:
             SkipManager.annotate(role="rollout")(what)
         assert caught.value.where == "SkipManager.annotate"
-    with pytest.raises(TypeError, match="generator"):
+    with pytest.raises(RlskipError, match="it is a generator"):
         SkipManager.annotate(role="rollout")(lambda prompts: (yield prompts))
 
 
