@@ -97,10 +97,8 @@ def _full(dumps: Path, background: bool) -> None:
     logging.getLogger("rlskip").addHandler(logging.FileHandler(f"{dumps}.log"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> torch.Tensor:
-        return torch.rand(1_000_000) if prompts[0] < 3 else torch.rand(10)
-
+    annotate = SkipManager.annotate(role="rollout")
+    generate = annotate(lambda prompts: torch.rand(1_000_000 if prompts[0] < 3 else 10))
     for step in (1, 2, 3):
         SkipManager.set_step(step)
         assert len(generate([step])) == (10 if step == 3 else 1_000_000)
@@ -123,9 +121,7 @@ def test_a_full_disk_does_not_end_training(tmp_path: Path, background: bool) -> 
     assert not [*dumps.rglob(".work/*~*")]
 
 
-@SkipManager.annotate(role="rollout")
-def generate(prompts: list[int]) -> torch.Tensor:
-    return torch.rand(3)
+generate = SkipManager.annotate(role="rollout")(lambda prompts: torch.rand(3))
 
 
 def test_a_writer_that_refuses_gives_the_lease_back(init: Callable[..., Path]) -> None:
@@ -158,8 +154,7 @@ def test_a_sample_does_not_wait_for_another_job(init: Callable[..., Path]) -> No
 
 @pytest.mark.parametrize("background", [False, True])
 def test_the_dump_is_what_the_stage_returned(init: Callable[..., Path], background: bool) -> None:
-    init(background_write=background)
-    SkipManager.set_step(1)
+    init(background_write=background, at=1)
     made = generate([1])
     kept = made.clone()
     made.zero_()  # the trainer may change it at once

@@ -194,13 +194,10 @@ def test_another_batch_size_is_found(
 
 @pytest.mark.parametrize("batch", ["a", "ab"])
 def test_groups_are_named_as_the_prompts_are_now(init: Callable[..., Path], batch: str) -> None:
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: dict[str, Any]) -> dict[str, Any]:
-        return {"uid": [*prompts["uid"]], "said": [*prompts["text"]]}
-
+    annotate = SkipManager.annotate(role="rollout")
+    generate = annotate(lambda prompts: {"uid": [*prompts["uid"]], "said": [*prompts["text"]]})
     for step, uids in ((1, "xy"), (2, "yx"), (3, "vw")):
-        init(match="prompt", on_miss="generate" if step == 1 else "error")
-        SkipManager.set_step(step)
+        init(match="prompt", on_miss="generate" if step == 1 else "error", at=step)
         named = [*uids[: len(batch)]]
         got = generate({"uid": named, "text": [*batch]})
         assert got == {"uid": named, "said": [*batch]}
@@ -248,8 +245,7 @@ def test_rows_that_are_nobodys_are_refused_at_the_first_dump(
     init: Callable[..., Path], result: Any, n: int | None, what: str
 ) -> None:
     generate = SkipManager.annotate(role="rollout", rows={"n": n})(lambda prompts: result)
-    init(match="prompt")
-    SkipManager.set_step(1)
+    init(match="prompt", at=1)
     with pytest.raises(ConfigError, match=what) as caught:
         generate({"uid": ["a", "b"], "text": ["x", "y"]})
     assert caught.value.where == "skip.rollout.match=prompt"
@@ -320,14 +316,12 @@ def test_validation_is_put_together_of_its_own_step(init: Callable[..., Path]) -
     def once(batch: str) -> Any:
         return validate({"text": [*batch], "validate": True})
 
-    init(validation="replay")
-    SkipManager.set_step(10)
+    init(validation="replay", at=10)
     ten = dict(values_of(once("ab")) + values_of(once("cd")))
     SkipManager.set_step(20)
     once("abcd")
     made.clear()
-    init(validation="replay", match="prompt")
-    SkipManager.set_step(20)
+    init(validation="replay", match="prompt", at=20)
     assert [name for name, _ in values_of(once("dc"))] == ["d", "c"]
     SkipManager.set_step(10)
     assert values_of(once("cabd")) == [(name, ten[name]) for name in "cabd"]

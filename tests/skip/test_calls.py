@@ -275,8 +275,7 @@ def test_the_dump_of_a_call_that_was_cancelled_serves_the_next_one(
         finally:
             over.set()
 
-    init()
-    SkipManager.set_step(1)
+    init(at=1)
     asyncio.run(stage("a"))
     init(on_miss="error", **skip)
     SkipManager.set_step(2 if skip else 1)
@@ -361,14 +360,12 @@ def test_a_replaced_name_that_another_job_took_meanwhile_leaves_the_call_its_own
             SkipManager.store("rollout").save(1, "theirs", call=name, identity=THEIRS)
         return prompts
 
-    init(wait_s=0)
-    SkipManager.set_step(1)
+    init(wait_s=0, at=1)
     stage("a", scale=2)
     stage("b")
     _, *taken = SkipManager.store("rollout").in_order(1)
     for on_mismatch in ("regenerate", "error"):  # from the second dump it differs in less
-        init(wait_s=0, on_mismatch=on_mismatch)
-        SkipManager.set_step(1)
+        init(wait_s=0, on_mismatch=on_mismatch, at=1)
         assert stage("c") == "c"
     assert runs == ["a", "b", "c"], "the third run replays it"
 

@@ -31,8 +31,7 @@ pytestmark = pytest.mark.usefixtures("no_fsync")
 def test_what_takes_a_directorys_place_costs_a_miss(
     init: Callable[..., Path], role: str, place: Callable[[Path], Any], below: str
 ) -> None:
-    dumps = init(role, n=1, wait_s=0.2)
-    SkipManager.set_step(1)
+    dumps = init(role, n=1, wait_s=0.2, at=1)
     STAGES[role](1)
     (folder,) = dumps.glob(below) if below else [dumps]
     shutil.rmtree(folder)
@@ -49,8 +48,7 @@ def test_whatever_the_store_raises_while_reading_is_a_miss(
     error: Exception,
     where: str,
 ) -> None:
-    init()
-    SkipManager.set_step(1)
+    init(at=1)
     generate([1])
 
     def fail(*_: Any, **__: Any) -> None:
@@ -67,11 +65,8 @@ def test_masks_of_another_length_cost_the_dump_and_never_the_rollouts(
     init: Callable[..., Path], caplog: pytest.LogCaptureFixture, background: bool
 ) -> None:
     masks = [[1, 0], [1]]
-
-    @SkipManager.annotate(role="rollout")
-    def sample(prompts: list[int]) -> dict[str, Any]:
-        return {"response_ids": [[5, 6], [7, 8]], "loss_masks": masks}
-
+    made = {"response_ids": [[5, 6], [7, 8]], "loss_masks": masks}
+    sample = SkipManager.annotate(role="rollout")(lambda prompts: made)
     dump_dir = init(background_write=background)
     for step in (1, 2):
         SkipManager.set_step(step)
@@ -117,21 +112,18 @@ def test_without_threads_training_goes_on(
 def test_a_forged_part_of_a_queue_is_a_miss(
     init: Callable[..., Path], groups: Any, content: Any
 ) -> None:
-    init("rollout_tq", n=1, on_mismatch="regenerate")
-    SkipManager.set_step(1)
+    init("rollout_tq", n=1, on_mismatch="regenerate", at=1)
     STAGES["rollout_tq"](1)
     skip = role_of("rollout_tq")
     meta = skip.dumps.store.read_meta(1)
     shutil.rmtree(skip.dumps.directory)
     skip.dumps.store.save(1, content, identity=None, info={**meta.info, "groups": groups})
-    init("rollout_tq", n=1, on_mismatch="regenerate")
-    SkipManager.set_step(1)
+    init("rollout_tq", n=1, on_mismatch="regenerate", at=1)
     assert STAGES["rollout_tq"](1)["ids"] == [1]
 
 
 def test_no_descriptor_is_left(init: Callable[..., Path]) -> None:
-    init()
-    SkipManager.set_step(1)
+    init(at=1)
     generate([1])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = []

@@ -272,8 +272,7 @@ def test_what_cannot_be_compared_obeys_on_mismatch(
         made.append(1)
         return len(made)
 
-    init(on_mismatch=policy)
-    SkipManager.set_step(1)
+    init(on_mismatch=policy, at=1)
     odd = {"ids": [1], "tools": [object()]}
     if policy == "error":
         with pytest.raises(UnsupportedTypeError) as caught:
@@ -405,10 +404,6 @@ def test_any_config_can_be_kept(config: Any) -> None:
 
 
 def test_it_is_kept_again_where_the_run_was_deleted(init: Callable[..., Path]) -> None:
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> list[int]:
-        return prompts
-
     init(background_write=False)
     for step in (1, 2):
         SkipManager.set_step(step)

@@ -20,29 +20,15 @@ from omegaconf import OmegaConf
 
 from rlskip import RolloutSkipConfig, SkipManager, SkipManagerConfig
 from rlskip.errors import ConfigError, NotInstalledError
-from rlskip.jobs.records import tally
 from tests.skip.trainers import Stage, leases, steps_on_disk, visit
-
-# -- off --------------------------------------------------------------------------------------
-
-
-def test_off_the_original_runs(init: Callable[..., Path]) -> None:
-    dumps = init(enable=False)
-    stage = Stage()
-    assert [stage.at(1), stage.at(1)] == [1, 2]
-    assert not dumps.exists()
 
 
 def test_what_cannot_be_dumped_still_reaches_the_trainer(
     init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    dumps = init()
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> dict[str, Any]:
-        return {"a": 1, "lock": threading.Lock()}
-
-    SkipManager.set_step(1)
+    dumps = init(at=1)
+    rollouts = {"a": 1, "lock": threading.Lock()}
+    generate = SkipManager.annotate(role="rollout")(lambda prompts: rollouts)
     assert generate([1])["a"] == 1
     assert "NOT dumped, training goes on" in caplog.text
     assert "lock" in caplog.text
@@ -129,8 +115,11 @@ def test_what_is_no_stage_is_refused_by_name() -> None:
 def test_init_replaces_what_was_on_and_where_it_fails_nothing_runs(
     init: Callable[..., Path],
 ) -> None:
-    init()
-    SkipManager.set_step(3)
+    dumps = init(at=3)
+    init(enable=False)
+    stage = Stage()
+    assert [stage.at(1), stage.at(1)] == [1, 2]
+    assert not dumps.exists()
     SkipManager.init({"skip": {}})
     assert SkipManager.step is None
     assert SkipManager.skip_instances == {}
@@ -139,13 +128,6 @@ def test_init_replaces_what_was_on_and_where_it_fails_nothing_runs(
         init(stepz=1)
     with pytest.raises(NotInstalledError):
         Stage().at(1)
-
-
-def test_an_unlisted_step_is_consulted_too(init: Callable[..., Path]) -> None:
-    dumps = init(steps=[5])
-    Stage().at(1)
-    counts = tally({"rollout": str(dumps)}, "job")["rollout"]
-    assert (counts.consulted, counts.hits, counts.misses) == (True, 0, 0)
 
 
 def test_a_cancelled_call_ends_quietly_while_its_thread_works_on(
@@ -180,8 +162,7 @@ def test_a_cancelled_call_ends_quietly_while_its_thread_works_on(
 def test_a_plain_function_that_returns_what_is_awaited_is_refused(
     init: Callable[..., Path], made: Callable[..., Any]
 ) -> None:
-    dumps = init()
-    SkipManager.set_step(1)
+    dumps = init(at=1)
 
     async def generate(prompts: list[int]) -> list[int]:
         return prompts
@@ -225,14 +206,8 @@ def test_keys_that_no_role_takes_are_a_warning(
 # -- arguments that cannot be right are refused; nothing is skipped or run without notice -----
 
 
-@SkipManager.annotate(role="rollout")
-def generate(prompts: list[int]) -> list[int]:
-    return prompts
-
-
-@SkipManager.annotate(role="async_rollout")
-def generate_one(prompts: list[int]) -> list[int]:
-    return prompts
+generate = SkipManager.annotate(role="rollout")(lambda prompts: prompts)
+generate_one = SkipManager.annotate(role="async_rollout")(lambda prompts: prompts)
 
 
 def test_what_is_not_a_config_is_refused() -> None:
@@ -261,8 +236,7 @@ def test_an_option_of_another_kind_is_refused(init: Callable[..., Path]) -> None
     for name, value in options.items():
         with pytest.raises(ConfigError, match=rf"{name}=\.\.\.\): expected "):
             SkipManager.annotate(role="rollout", **{name: value})  # type: ignore[arg-type]
-    init()
-    SkipManager.set_step(1)
+    init(at=1)
     stage = SkipManager.annotate(role="rollout", identity=lambda prompts: None)(len)
     with pytest.raises(ConfigError, match="returns None, and not a mapping"):
         stage([1])
@@ -322,8 +296,7 @@ def test_steps_that_were_not_dumped_are_counted_as_a_loop_ends(
 
 
 def test_a_function_of_another_role_is_named(init: Callable[..., Path], warned: Any) -> None:
-    init("async_rollout")
-    SkipManager.set_step(1)
+    init("async_rollout", at=1)
     generate([1])
     assert warned.text == ""
     for step in (2, 3, 4):
@@ -362,10 +335,7 @@ def test_a_stage_that_nobody_calls_is_named_after_the_first_step(
 def test_a_stage_within_a_replayed_one_is_not_missed(
     init: Callable[..., Path], warned: Any
 ) -> None:
-    @SkipManager.annotate(role="experience")
-    def experience(prompts: list[int]) -> list[int]:
-        return generate(prompts)
-
+    experience = SkipManager.annotate(role="experience")(lambda prompts: generate(prompts))
     for again in (False, True):
         init("rollout", experience={"enable": True})
         for step in (1, 2, 3):

@@ -49,13 +49,11 @@ def generate(prompts: list[int], names: str) -> dict[str, Any]:
 def test_a_dump_without_a_needed_field_is_a_mismatch(
     init: Callable[..., Path], keys: dict[str, Any], step: int
 ) -> None:
-    init()
-    SkipManager.set_step(1)
+    init(at=1)
     generate([1], "tokens")
     made.clear()
     needed.add("logprobs")
-    init(**keys)
-    SkipManager.set_step(step)
+    init(at=step, **keys)
     with pytest.raises(MismatchError, match="the dump of step 1 lacks what this run needs: logp"):
         generate([1], "tokens logprobs")
     assert made == []
@@ -68,11 +66,9 @@ def test_prompt_by_prompt_no_dump_is_quarantined(init: Callable[..., Path], poli
         SkipManager.set_step(step)
         generate([step, -step], "tokens")
     needed.add("logprobs")
-    init(gbs=1, wait_s=0)
-    SkipManager.set_step(2)
+    init(gbs=1, wait_s=0, at=2)
     generate([7], "tokens logprobs")
-    folder = init(gbs=1, match="prompt", on_mismatch=policy, wait_s=0)
-    SkipManager.set_step(1)
+    folder = init(gbs=1, match="prompt", on_mismatch=policy, wait_s=0, at=1)
     if policy == "regenerate":
         assert field_names(generate([2], "tokens logprobs")) == {"tokens", "logprobs"}
     else:
@@ -88,8 +84,7 @@ def test_prompt_by_prompt_no_dump_is_quarantined(init: Callable[..., Path], poli
 
 def test_groups_of_a_queue_are_checked(init: Callable[..., Path]) -> None:
     def step(fields: str, **skip: Any) -> tuple[set[str], int]:
-        init("rollout_tq", n=1, **skip)
-        SkipManager.set_step(1)
+        init("rollout_tq", n=1, at=1, **skip)
         loop = Loop(fields, lacks=lacks)
         loop.submit({"uid": ["a", "b"], "text": ["x", "y"]})
         got = field_names(loop.queue.get(loop.sample().keys, "train"))
@@ -121,8 +116,7 @@ def collected(
     init: Callable[..., Path], ran: list[str], fields: str, ends_at: int = 99, **options: Any
 ) -> set[str]:
     """The fields of a step whose sessions have `fields`; a process that ends with a session."""
-    init(on_mismatch="regenerate", wait_s=0)
-    SkipManager.set_step(1)
+    init(on_mismatch="regenerate", wait_s=0, at=1)
 
     async def worker(prompt: Any, sampling: Any, session: Any) -> Any:
         if len(ran) >= ends_at:
@@ -214,9 +208,8 @@ ROWS = {"said": [[1, 2], [3]], "uid": ["a", "b"], "won": [1.0, 0.0], "metrics": 
 def test_a_dump_tells_what_its_fields_hold(
     init: Callable[..., None], result: Any, rows: Any, found: Any
 ) -> None:
-    init()
+    init(at=1)
     generate = SkipManager.annotate(role="rollout", rows=rows)(lambda prompts: result)
-    SkipManager.set_step(1)
     if found is RowsError:
         with pytest.raises(RowsError, match="no field") as caught:
             generate([1, 2])
@@ -244,8 +237,7 @@ def test_the_hosts_tokenizer_is_recorded(init: Callable[..., Path]) -> None:
         (2, {"path": "a/model"}, "a/model"),
         (3, {}, None),
     ):
-        init(host={"actor_rollout_ref": {"model": model}})
-        SkipManager.set_step(step)
+        init(host={"actor_rollout_ref": {"model": model}}, at=step)
         generate([1])
         assert SkipManager.store("rollout").read_meta(step).info.get("tokenizer") == found
 

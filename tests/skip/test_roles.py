@@ -73,8 +73,7 @@ def test_what_was_prepared_by_hand_serves_a_decorated_function(init: Callable[..
     skip = role_of()
     assert not skip.meet_precondition(3, plain, PROMPTS)
     skip.prepare_data(3, {"made": "by hand"}, PROMPTS)
-    init()
-    SkipManager.set_step(3)
+    init(at=3)
     assert Trainer().stage(PROMPTS) == {"made": "by hand"}
     SkipManager.skip_instances["rollout"].begin_visit()
     with pytest.raises(MismatchError):
@@ -103,8 +102,7 @@ def test_by_hand_the_first_of_equal_calls_is_meant(init: Callable[..., Path]) ->
 @pytest.mark.parametrize("match", ["step", "run", "prompt"])
 def test_by_hand_it_does_not_matter_what_has_served(init: Callable[..., Path], match: str) -> None:
     for _ in range(2):
-        init(match=match)
-        SkipManager.set_step(3)
+        init(match=match, at=3)
         made = SkipManager.annotate(role="rollout")(plain)(PROMPTS)
         assert role_of().meet_precondition(3, plain, PROMPTS)
         assert role_of().warp_function(3, plain, PROMPTS) == made
@@ -144,13 +142,8 @@ def doubling() -> Any:
 
 
 def test_a_role_of_ones_own(doubling: Any, init: Callable[..., Path]) -> None:
-    init("doubling", own={"factor": 5})
-
-    @SkipManager.annotate(role="doubling")
-    def stage(x: int) -> int:
-        return x
-
-    SkipManager.set_step(1)
+    init("doubling", own={"factor": 5}, at=1)
+    stage = SkipManager.annotate(role="doubling")(lambda x: x)
     assert [stage(3), stage(3)] == [3, 15]
     SkipManager.skip_instances["doubling"].kept[1] = "bad"
     assert stage(4) == 4, "found unusable while loading: a miss"

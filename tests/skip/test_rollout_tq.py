@@ -52,9 +52,8 @@ def test_a_recorded_failure_stays_a_failure(run: Callable[..., Any], model: str)
     first.n, first.fails = 3, {("a", 1)}
     rows = first.step(1, prompts("a"))
     assert {row["key"][0] for row in rows} == {0, 2}
-    second = run(model, viable)
+    second = run(model, viable, at=1)
     second.n = 3
-    SkipManager.set_step(1)
     batch = prompts("a")
     second.submit(batch)
     (uid,) = batch["uid"]
@@ -77,8 +76,7 @@ def test_nothing_but_uids_goes_by_position(dumped: Callable[..., Any]) -> None:
         return {"uid": prompts(*"x" * n)["uid"]}
 
     batch = uids_only(3)
-    trainer = dumped(batch)
-    SkipManager.set_step(3)
+    trainer = dumped(batch, at=3)
     again = uids_only(3)
     trainer.submit(again)
     rows = to_rows(trainer.queue.get([f"{uid}_0_0" for uid in again["uid"]], "train"))
@@ -227,17 +225,13 @@ def test_drop_fields(dumped: Callable[..., Any]) -> None:
 
 
 def test_options_are_checked_by_name(init: Callable[..., Path]) -> None:
-    init("rollout_tq")
-    SkipManager.set_step(1)
+    init("rollout_tq", at=1)
     for options, said in (
         ({"queu": MemoryQueue()}, "no option queu"),
         ({"queue": MemoryQueue(), "phase": "sampel"}, "phase 'sampel'"),
         ({}, "does not know the queue"),
     ):
-
-        @SkipManager.annotate(role="rollout_tq", **options)
-        def submit(prompts: Any) -> None: ...
-
+        submit = SkipManager.annotate(role="rollout_tq", **options)(lambda prompts: None)
         with pytest.raises(ConfigError, match=said):
             submit(prompts("a"))
 
@@ -267,9 +261,8 @@ def test_rows_arrive_in_the_order_in_which_they_were_sampled(run: Callable[..., 
 
 
 def test_repeat_counts_all_steps_from_the_present_one(run: Callable[..., Any]) -> None:
-    trainer = run()
+    trainer = run(at=1)
     weights = {"min_global_steps": 0, "max_global_steps": 1}
-    SkipManager.set_step(1)
     batch = prompts("a")
     trainer.submit(batch)
     [thread.join() for thread in trainer.threads]
@@ -308,8 +301,7 @@ def evict(trainer: Any, uids: list[str]) -> None:
 @pytest.fixture
 def first(run: Callable[..., Any]) -> Any:
     """A run whose step 3 evicted b and refilled e, and its uids."""
-    trainer = run()
-    SkipManager.set_step(3)
+    trainer = run(at=3)
     batch = prompts(*"abcd")
     trainer.submit(batch)
     evict(trainer, [batch["uid"][1]])
@@ -320,35 +312,29 @@ def first(run: Callable[..., Any]) -> Any:
     return trainer
 
 
-def test_evicted_groups_are_dumped_with_their_place(first: Any) -> None:
+def test_evicted_groups_are_dumped_with_their_place_and_replayed_with_it(
+    first: Any, run: Any
+) -> None:
     store = SkipManager.store("rollout_tq")
     sampled, evicted = (store.read_meta(3, part_name(k)).info["groups"] for k in (0, 1))
     assert [position for _, position, _ in sampled] == [0, 2, 3, 4]
     assert [position for _, position, _ in evicted] == [1]
     assert store.read_meta(3, part_name(2)) is None
-
-
-def test_a_batch_with_its_refills_is_replayed(first: Any, run: Any) -> None:
-    trainer = run()
-    SkipManager.set_step(3)
+    trainer = run(at=3)
     assert role_of("rollout_tq").prompts_dumped(3) == 5
     assert role_of("rollout_tq").prompts_dumped(4) == 0
     trainer.submit(prompts(*"abcde"))
     assert trainer.submitted == []
     trainer.buffer.clear(trainer.sample(5)[0])  # the queue is shared with the next test
+    run(prompt_len=9, on_mismatch="regenerate")
+    assert role_of("rollout_tq").prompts_dumped(3) == 0, "another config enlarges no batch"
 
 
 def test_a_refill_beyond_the_dump_is_generated(first: Any, run: Any) -> None:
-    trainer = run()
-    SkipManager.set_step(3)
+    trainer = run(at=3)
     trainer.submit(prompts(*"abcd"))
     refill(trainer, prompts(*"exa"))
     assert trainer.submitted == ["x", "a"], "a's group has served already"
     trainer.buffer.clear(trainer.sample(7)[0])
     added = SkipManager.store("rollout_tq").read_meta(3, part_name(2)).info["groups"]
     assert [position for _, position, _ in added] == [5, 6]
-
-
-def test_another_config_enlarges_no_batch(first: Any, run: Any) -> None:
-    run(prompt_len=9, on_mismatch="regenerate")
-    assert role_of("rollout_tq").prompts_dumped(3) == 0

@@ -88,8 +88,7 @@ def calls(init: Callable[..., Path]) -> Callable[..., str]:
 
     def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
         ran: list[int] = []
-        init(wait_s=0)
-        visit(1)
+        init(wait_s=0, at=1)
         try:
             function(ran, *args, **kwargs)
         except MismatchError as error:
@@ -230,8 +229,7 @@ def test_a_dump_that_was_made_before_a_name_was_ignored_is_replayed(calls: Any) 
 def test_a_part_of_plain_data_may_be_ignored(init: Any, calls: Any) -> None:
     first, second = ({"a": {"tag": tag, "k": 1}, "tone": tag} for tag in "ab")
     assert calls(stage(), [1], x=first) == "generated"
-    init(wait_s=0)
-    visit(2)
+    init(wait_s=0, at=2)
     stage()([], [1], x=first)  # whose prompts are no way out
     visit(1)
     with pytest.raises(MismatchError, match=r"'skip\.ignore=\[x\.a\.tag,x\.tone\]' says"):
@@ -413,8 +411,7 @@ def test_an_attached_functions_arguments_count_but_those_it_ignores(
 
     def call(batch: dict[str, Any], tag: str, n: int) -> Any:
         node = {"target": "attached_stage:generate", "prompts": "batch.ids"}
-        init(attach={"rollout": node}, ignore=["tag"], wait_s=0)
-        SkipManager.set_step(1)
+        init(attach={"rollout": node}, ignore=["tag"], wait_s=0, at=1)
         return attached_stage.generate(print, batch, tag, n)
 
     assert call({"ids": [1], "x": 1}, "a", 2) == 2

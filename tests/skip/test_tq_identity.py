@@ -27,8 +27,7 @@ def prompts(*texts: str, run: str = "r") -> dict[str, Any]:
 @pytest.fixture
 def start(init: Callable[..., Path]) -> Callable[..., Any]:
     def start(wait: Callable[[], object] = int, stage: str = "submit", **skip: Any) -> Any:
-        init("rollout_tq", n=1, **skip)
-        SkipManager.set_step(1)
+        init("rollout_tq", n=1, at=1, **skip)
         return Loop(wait=wait, stage=stage)
 
     return start
