@@ -122,7 +122,6 @@ def test_an_override_with_an_interpolation_is_read_as_typed(composed: Any, value
     refuse_displaced("skip", config)
 
 
-# -- options that a later value overrides ---------------------------------------------------------
 ROLE_OFF = "skip: {rollout: {enable: false}}\n"
 
 

@@ -55,9 +55,6 @@ def dumped_calls(init: Callable[..., Path]) -> Callable[..., Path]:
     return start
 
 
-# -- which dump serves a call ------------------------------------------------------------------
-
-
 def test_the_records_count_each_call(dumped_calls: Any) -> None:
     dumps = dumped_calls({1: "abc"})
     step(1, *"ca")

@@ -100,9 +100,6 @@ def test_without_threads_training_goes_on(
     assert steps_on_disk(dumps) == ["1", "2"]
 
 
-# -- forged dumps --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "groups",
     ["x", 5, None, [1], [[1, 2]], [["c", "p", True]], [[[], 0, True]], [[None, 0, True]] * 2],

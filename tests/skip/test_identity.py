@@ -245,9 +245,6 @@ def test_the_config_is_read_before_rlskip_changes_it(tmp_path: Path) -> None:
     assert skip.dumps.store.read_meta(1).identity.compared[f"config.{key}"] is True
 
 
-# -- role and stage ------------------------------------------------------------------------
-
-
 def test_one_functions_dump_is_not_anothers_unless_both_are_one_stage(run: Run) -> None:
     run()
     visit(1)
@@ -256,9 +253,6 @@ def test_one_functions_dump_is_not_anothers_unless_both_are_one_stage(run: Run) 
     visit(1)
     renamed = SkipManager.annotate(role="rollout", stage="generate")(lambda prompts: "renamed")
     assert renamed([1]) == "generated"
-
-
-# -- prompts that cannot be compared -------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["error", "regenerate"])
@@ -287,9 +281,6 @@ def test_what_cannot_be_compared_obeys_on_mismatch(
     assert "calls cannot be compared with dumps: prompts['tools']" in caplog.text
 
 
-# -- the config that is kept ---------------------------------------------------------------
-
-
 def test_the_config_is_kept_once_per_content(run: Run, tmp_path: Path) -> None:
     run()
     SkipManager.set_step(2)
@@ -316,9 +307,6 @@ def test_a_config_that_cannot_be_kept_or_read_costs_nothing(
     SkipManager.set_step(2)
     generate([2])
     assert "the config cannot be kept with the dumps" in caplog.text
-
-
-# -- the tables ----------------------------------------------------------------------------
 
 
 def test_validation_and_a_run_without_distillation_ask_no_teacher() -> None:

@@ -45,12 +45,20 @@ def test_all_holes_are_named_before_the_first_step(dumps: Path) -> None:
         start(dumps, on_miss="error")
 
 
-def test_with_dynamic_sampling_the_dumps_tell_the_last_step(dumps: Path, tmp_path: Path) -> None:
-    """Filters decide how many steps an epoch has."""
-    with pytest.raises(ConfigError, match="steps 2 have no usable dump"):
-        start(dumps, on_miss="error", filters=True, match="step")
-    with pytest.raises(ConfigError, match="steps 1 have no usable dump"):
-        start(tmp_path / "none", on_miss="error", filters=True, match="step")
+@pytest.mark.parametrize(
+    ("folder", "more", "steps"),
+    [
+        # With dynamic sampling the dumps tell the last step: how many an epoch has is not known.
+        ("dumps", {"filters": True, "match": "step"}, "2"),
+        ("none", {"filters": True, "match": "step"}, "1"),
+        # Without any dump nothing serves another step.
+        ("none", {"match": "run"}, "1-4"),
+        ("none", {"action": "repeat"}, "1-4"),
+    ],
+)
+def test_what_is_a_hole(dumps: Path, folder: str, more: dict[str, Any], steps: str) -> None:
+    with pytest.raises(ConfigError, match=f"steps {steps} have no usable dump"):
+        start(dumps.with_name(folder), on_miss="error", **more)
 
 
 def test_dynamic_sampling_looks_in_the_whole_run_unless_told_otherwise(dumps: Path) -> None:
@@ -70,12 +78,6 @@ def test_a_run_that_another_shape_hides_is_named(dumps: Path) -> None:
         start(dumps, on_miss="error", n=8)
     assert "has dumps of 2 steps, which are not found: n is 8 now, any there" in error.value.what
     assert error.value.remedy.startswith("set back what differs, or ")
-
-
-def test_without_any_dump_nothing_serves_another_step(tmp_path: Path) -> None:
-    for way in ({"match": "run"}, {"action": "repeat"}):
-        with pytest.raises(ConfigError, match="steps 1-4 have no usable dump"):
-            start(tmp_path, on_miss="error", **way)
 
 
 @pytest.mark.parametrize("match", ["step", "run", "prompt"])
@@ -187,9 +189,6 @@ def test_without_an_engine_no_role_generates(dumps: Path) -> None:
     assert SkipManager.skip_instances["rollout"].local_config.on_miss == "error"
     SkipManager.reset()
     assert SkipManager.start_engine
-
-
-# -- a directory that cannot be written --------------------------------------------------------
 
 
 def unwritable(kind: str, folder: Path) -> Path:

@@ -23,8 +23,6 @@ from rlskip.skip.names import NEUTRAL_META
 from rlskip.store import UnsupportedTypeError
 from tests.skip.trainers import Stage, steps_on_disk, visit
 
-# -- validation -------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     "prompts",
@@ -51,9 +49,6 @@ def test_what_is_no_validation() -> None:
     for flag in (False, 0, None, np.False_, "true", "false", [], torch.tensor([]), mixed):
         assert not is_validation({"validate": flag})
         assert not is_validation({"meta_info": {"validate": flag}})
-
-
-# -- identity ---------------------------------------------------------------------------------
 
 
 def test_sampling_asked_for_in_the_prompts_meta_counts(init: Callable[..., Path]) -> None:
@@ -268,9 +263,6 @@ def test_the_advice_works_as_it_is_typed(
     for override in advice.split():
         config.merge_with_dotlist([override])
     run(config, step, prompt)
-
-
-# -- dumps that another number in the directory's name hides -------------------------------
 
 
 def test_a_miss_names_the_dumps_of_another_batch_size(

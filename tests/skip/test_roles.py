@@ -188,8 +188,7 @@ def test_the_last_number_is_the_step(epoch: int, index: int, prefix: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "bad",
-    ["", "sample_1", "sample_1_2_3", "sample_-1_2", "x_sample_1_2", 7, None, "sample_1_٣"],
+    "bad", ["", "sample_1", "sample_1_2_3", "sample_-1_2", "x_sample_1_2", 7, None, "sample_1_٣"]
 )
 def test_a_malformed_id_is_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match="is not a sample id"):

@@ -18,8 +18,6 @@ from rlskip.queue import KVBatchMeta, MemoryQueue, to_rows
 from rlskip.store.layout import part_name
 from tests.skip.trainers import Trainer, prompts, role_of, visit
 
-# -- end to end ---------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("model", ["counted", "status"])
 def test_the_second_run_generates_nothing_and_trains_on_the_same(

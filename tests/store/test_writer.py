@@ -181,8 +181,6 @@ def test_no_thread_left(
     assert "dumps are written without a separate thread: can't start new thread" in caplog.text
 
 
-# -- the memory of the copies ------------------------------------------------------------------
-
 PAGE = 1 << 21  # a huge page
 SIZE = PAGE // 4
 
