@@ -55,6 +55,8 @@ def test_what_a_dump_by_hand_lacks_is_said(
     init(restore_rng=True)
     with pytest.raises(ConfigError, match="has no states of the random generators"):
         Stage().at(1)
+    with pytest.raises(ConfigError, match="restore_rng"):
+        init(match="prompt", restore_rng=True)
 
 
 def test_off_policy_is_said_once(

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 
 from rlskip import RolloutSkipConfig, SkipManager, SkipManagerConfig
 from rlskip.errors import ConfigError, NotInstalledError
+from tests.skip.prompt_stages import run
 from tests.skip.trainers import Stage, leases, steps_on_disk, visit
 
 
@@ -34,9 +35,6 @@ def test_what_cannot_be_dumped_still_reaches_the_trainer(
     assert "lock" in caplog.text
     assert "Traceback" not in caplog.text, "the message says it all"
     assert steps_on_disk(dumps) == []
-
-
-# -- async ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -275,9 +273,7 @@ def test_steps_that_a_loop_does_not_reach_are_told_as_it_ends(
     init: Callable[..., Path], warned: Any, steps: Any, lists: str
 ) -> None:
     init(steps=steps)
-    for step in (1, 2):
-        SkipManager.set_step(step)
-        generate([1])
+    run(generate, [1], [1])
     importlib.import_module("rlskip.skip.manager")._say_what_is_kept()  # as Python ends
     what = f"its function was called, but at no step that is listed: skip.steps lists {lists}"
     assert warned.text.count(what) == bool(lists)
@@ -288,9 +284,7 @@ def test_steps_that_were_not_dumped_are_counted_as_a_loop_ends(
 ) -> None:
     init()
     stage = SkipManager.annotate(role="rollout")(lambda prompts: iter(prompts))  # no codec has it
-    for step in (1, 2):
-        SkipManager.set_step(step)
-        stage([1])
+    run(stage, [1], [1])
     importlib.import_module("rlskip.skip.manager")._say_what_is_kept()
     assert "role rollout: 0 hits, 2 misses (2 NOT dumped)" in warned.text
 
@@ -299,9 +293,7 @@ def test_a_function_of_another_role_is_named(init: Callable[..., Path], warned: 
     init("async_rollout", at=1)
     generate([1])
     assert warned.text == ""
-    for step in (2, 3, 4):
-        SkipManager.set_step(step)
-        generate([1])
+    run(generate, [1], [1], [1], first=2)
     what = (
         "role async_rollout is enabled and was NEVER CONSULTED up to step 1: functions of role "
         "rollout were called instead: skip.rollout.enable=true"
@@ -338,9 +330,7 @@ def test_a_stage_within_a_replayed_one_is_not_missed(
     experience = SkipManager.annotate(role="experience")(lambda prompts: generate(prompts))
     for again in (False, True):
         init("rollout", experience={"enable": True})
-        for step in (1, 2, 3):
-            SkipManager.set_step(step)
-            assert experience([step]) == [step]
+        assert run(experience, [1], [2], [3]) == [[1], [2], [3]]
         assert (SkipManager.skip_instances["rollout"].recorder is None) is again
     assert "NEVER CONSULTED" not in warned.text
 

@@ -59,8 +59,7 @@ def test_a_dump_without_a_needed_field_is_a_mismatch(
     assert made == []
 
 
-@pytest.mark.parametrize("policy", ["error", "regenerate"])
-def test_prompt_by_prompt_no_dump_is_quarantined(init: Callable[..., Path], policy: str) -> None:
+def test_prompt_by_prompt_no_dump_is_quarantined(init: Callable[..., Path]) -> None:
     init(gbs=2)
     for step in (1, 2):
         SkipManager.set_step(step)
@@ -68,14 +67,13 @@ def test_prompt_by_prompt_no_dump_is_quarantined(init: Callable[..., Path], poli
     needed.add("logprobs")
     init(gbs=1, wait_s=0, at=2)
     generate([7], "tokens logprobs")
-    folder = init(gbs=1, match="prompt", on_mismatch=policy, wait_s=0, at=1)
-    if policy == "regenerate":
-        assert field_names(generate([2], "tokens logprobs")) == {"tokens", "logprobs"}
-    else:
-        with pytest.raises(MismatchError, match="the dump of step 2 lacks") as caught:
-            generate([2], "tokens logprobs")
-        assert (Path(caught.value.where) / "meta.json") in folder.rglob("GBS2_*/2/meta.json")
-        assert "quarantined" not in str(caught.value)
+    folder = init(gbs=1, match="prompt", on_mismatch="error", wait_s=0, at=1)
+    with pytest.raises(MismatchError, match="the dump of step 2 lacks") as caught:
+        generate([2], "tokens logprobs")
+    assert (Path(caught.value.where) / "meta.json") in folder.rglob("GBS2_*/2/meta.json")
+    assert "quarantined" not in str(caught.value)
+    init(gbs=1, match="prompt", on_mismatch="regenerate", wait_s=0, at=1)
+    assert field_names(generate([2], "tokens logprobs")) == {"tokens", "logprobs"}
     assert not list(folder.rglob("*.bad-*"))
 
 
@@ -104,9 +102,6 @@ def test_a_field_that_the_stage_never_returns_is_no_mismatch(init: Callable[...,
         visit(1)
         assert set(generate([1], "tokens")) == {"tokens"}
     assert made == ["tokens"]
-
-
-# -- of sessions that are resumed ------------------------------------------------------------------
 
 
 def collected(

@@ -69,9 +69,6 @@ def counting(rank: int, role: Any) -> Any:
     return generate
 
 
-# -- steps -------------------------------------------------------------------------------------
-
-
 def _steps(rank: int, folder: str, steps: str) -> None:
     role = start(folder)
     generate = counting(rank, role)
@@ -117,9 +114,6 @@ def test_shards_of_two_jobs_are_a_miss(tmp_path: Path) -> None:
     shutil.copytree(old, first)
     assert generated(tmp_path, "1") == ["1", "1"]
     assert generated(tmp_path, "1") == ["", ""]
-
-
-# -- what is refused ---------------------------------------------------------------------------
 
 
 ONLY_ON_ONE = {

@@ -69,24 +69,17 @@ def test_prepared_by_hand_it_is_replayed_by_hand(
 
 
 def test_what_was_prepared_by_hand_serves_a_decorated_function(init: Callable[..., Path]) -> None:
-    init()
-    skip = role_of()
-    assert not skip.meet_precondition(3, plain, PROMPTS)
-    skip.prepare_data(3, {"made": "by hand"}, PROMPTS)
+    dumps = init()
+    for _ in range(2):
+        assert not role_of().meet_precondition(3, plain, PROMPTS)
+        assert not leases(dumps), "nothing is held between the methods"
+    role_of().prepare_data(3, {"made": "by hand"}, PROMPTS)
+    assert role_of().meet_precondition(3, plain, PROMPTS), "what this process wrote, too"
     init(at=3)
     assert Trainer().stage(PROMPTS) == {"made": "by hand"}
     SkipManager.skip_instances["rollout"].begin_visit()
     with pytest.raises(MismatchError):
         Trainer().stage({"ids": [3]})
-
-
-def test_by_hand_nothing_is_held_between_the_methods(init: Callable[..., Path]) -> None:
-    dumps = init()
-    for _ in range(2):
-        assert not role_of().meet_precondition(3, plain, PROMPTS)
-        assert not leases(dumps)
-    role_of().prepare_data(3, {"made": 3}, PROMPTS)
-    assert role_of().meet_precondition(3, plain, PROMPTS), "what this process wrote, too"
 
 
 def test_by_hand_the_first_of_equal_calls_is_meant(init: Callable[..., Path]) -> None:
@@ -141,7 +134,7 @@ def doubling() -> Any:
     del SKIP_REGISTRY["doubling"]
 
 
-def test_a_role_of_ones_own(doubling: Any, init: Callable[..., Path]) -> None:
+def test_a_role_of_ones_own(doubling: Any, init: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     init("doubling", own={"factor": 5}, at=1)
     stage = SkipManager.annotate(role="doubling")(lambda x: x)
     assert [stage(3), stage(3)] == [3, 15]
@@ -152,11 +145,7 @@ def test_a_role_of_ones_own(doubling: Any, init: Callable[..., Path]) -> None:
         init("doubling", own={"factr": 5})
     with pytest.raises(ConfigError, match="does not support 'repeat'"):
         init("doubling", action="repeat")
-
-
-def test_a_role_of_ones_own_can_say_that_it_is_off(
-    doubling: Any, init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # It can say that it is off.
     monkeypatch.setattr(doubling, "is_enabled", lambda self: self.local_config.factor > 0)
     for factor in (5, 0):
         init("doubling", own={"factor": factor})

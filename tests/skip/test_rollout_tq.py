@@ -66,9 +66,6 @@ def test_a_recorded_failure_stays_a_failure(run: Callable[..., Any], model: str)
     second.buffer.clear(sampled)
 
 
-# -- which group for which prompt ---------------------------------------------------------
-
-
 def test_nothing_but_uids_goes_by_position(dumped: Callable[..., Any]) -> None:
     def uids_only(n: int) -> dict[str, Any]:
         return {"uid": prompts(*"x" * n)["uid"]}
@@ -140,9 +137,6 @@ def test_groups_go_to_the_dump_of_the_step_that_submitted_them(run: Callable[...
     second = run()
     assert train(second) == [["a"], ["b", "c", "d"]]
     assert second.submitted == []
-
-
-# -- misses, failures and refusals ------------------------------------------------------------
 
 
 def test_on_miss_error_refuses_before_anything_is_submitted(init: Callable[..., Path]) -> None:
@@ -232,6 +226,8 @@ def test_options_are_checked_by_name(init: Callable[..., Path]) -> None:
         submit = SkipManager.annotate(role="rollout_tq", **options)(lambda prompts: None)
         with pytest.raises(ConfigError, match=said):
             submit(prompts("a"))
+    with pytest.raises(ConfigError, match=r"skip\.rollout_tq\.match"):
+        init("rollout_tq", match="run")
 
 
 def test_rows_arrive_in_the_order_in_which_they_were_sampled(run: Callable[..., Any]) -> None:

@@ -45,20 +45,13 @@ def b(verl091: Any, a: Any) -> Any:
         f"++skip.rollout.dump_dir={a.folder}/dumps", "++skip.on_miss=error",
         "++skip.drop_fields=[rm_scores]", "++skip.gbs=4", "++skip.rollout.n=2",
     )  # fmt: skip
-    env = {
-        "REWARDED": str(verl091.folder / "rewarded"),
-        "TENSORBOARD_DIR": f"{verl091.folder}/board/b",
-    }
+    env = {"REWARDED": f"{verl091.folder}/rewarded", "TENSORBOARD_DIR": f"{verl091.folder}/board/b"}
     return verl091.train("b", "v0", *ALL, *on, LOGGED, SEEN, seed=2, **env)
 
 
 @pytest.fixture(scope="module")
 def c(verl091: Any) -> Any:
-    theirs = (
-        "skip.rollout.enable=True",
-        "skip.rollout.steps=[1,2]",
-        "skip.rollout.dump_dir=theirs",
-    )
+    theirs = [f"skip.rollout.{key}" for key in ("enable=True", "steps=[1,2]", "dump_dir=theirs")]
     return verl091.train("c", "v0", *ALL, *theirs, seed=2, VERL_USE_EXTERNAL_PLUGINS="none")
 
 

@@ -69,7 +69,7 @@ def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any, failing: Any) ->
     assert float(failing.grad_norms[0]) != pytest.approx(float(a.grad_norms[0]), rel=1e-3)
 
 
-def test_what_is_dumped_counted_and_still_generated(a: Any, b: Any) -> None:
+def test_what_is_dumped_counted_and_still_computed(verl091: Any, a: Any, b: Any) -> None:
     for step in (1, 2):
         files = (a.folder / WHERE / str(step)).iterdir()
         assert sorted(file.name for file in files) == ["gen_batch.dp", "meta.json"]
@@ -79,9 +79,7 @@ def test_what_is_dumped_counted_and_still_generated(a: Any, b: Any) -> None:
     assert (first["hits"], first["misses"]) == (0, STEPS)
     assert (second["hits"], second["misses"]) == (STEPS, 0)
     assert b.generated == a.generated - SESSIONS > 0, "validation"
-
-
-def test_dropped_scores_are_computed_again(verl091: Any, b: Any) -> None:
+    # Dropped scores are computed again.
     assert (verl091.folder / "v1_rewarded").read_text().split().count("train") == SESSIONS
     assert "scores are replayed" not in b.output
 
