@@ -222,9 +222,6 @@ def test_rows_of_two_prompts_are_never_one_group(init: Callable[..., Path]) -> N
     assert run(decorated(False), "cb", first=2) == [{"task": [0, 0, 1, 1], "said": [*"ccbb"]}]
 
 
-# -- what cannot be put together ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("result", "n", "what"),
     [
@@ -241,9 +238,8 @@ def test_rows_that_are_nobodys_are_refused_at_the_first_dump(
 ) -> None:
     generate = SkipManager.annotate(role="rollout", rows={"n": n})(lambda prompts: result)
     init(match="prompt", at=1)
-    with pytest.raises(ConfigError, match=what) as caught:
+    with pytest.raises(ConfigError, match=rf"^skip\.rollout\.match=prompt: .*{what}"):
         generate({"uid": ["a", "b"], "text": ["x", "y"]})
-    assert caught.value.where == "skip.rollout.match=prompt"
 
 
 def test_values_for_a_whole_batch(init: Callable[..., Path]) -> None:

@@ -276,9 +276,6 @@ def test_the_dump_of_a_call_that_was_cancelled_serves_the_next_one(
     assert made == ["a"]
 
 
-# -- other jobs, damage, and what cannot be compared ------------------------------------------
-
-
 def test_where_one_is_lost_no_first_call_is_a_mismatch(dumped_calls: Any, monkeypatch: Any) -> None:
     dumps = dumped_calls({1: "abc"}, on_miss="error")
     (next(dumps.glob("*/*/1")) / "meta.json").unlink()

@@ -85,8 +85,6 @@ def run(tmp_path: Path) -> Run:
 
 ROLLOUT = "actor_rollout_ref.rollout"
 TEACHERS = "distillation.teacher_models"
-
-
 SHAPING = [
     (f"{ROLLOUT}.temperature", 0.5, "sampling.temperature: 0.5 now, 1.0 in the dump"),
     (f"{ROLLOUT}.min_p", 0.1, "sampling.min_p: 0.1 now, absent in the dump"),

@@ -23,9 +23,7 @@ from tests.skip.trainers import Stage, prompts, visit
 def test_drop_fields(init: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     init()
     stage = Stage()
-    stage.at(1)
-    stage.at(1)
-    stage.at(1)
+    [stage.at(1) for _ in range(3)]
     assert caplog.text.count("scores are replayed with the rollouts (rm_scores)") == 1
     init(drop_fields=["rm_scores", "nowhere"], at=1)
     assert set(stage.generate({"ids": torch.arange(3) + 1})) == {"tokens"}

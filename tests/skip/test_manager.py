@@ -103,9 +103,8 @@ def test_whatever_can_be_called_is_a_stage(init: Callable[..., Path], kind: str)
 
 def test_what_is_no_stage_is_refused_by_name() -> None:
     for what in (property(lambda self: 1), 5, int):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=r"^SkipManager\.annotate: "):
             SkipManager.annotate(role="rollout")(what)
-        assert caught.value.where == "SkipManager.annotate"
     with pytest.raises(TypeError, match="generator"):
         SkipManager.annotate(role="rollout")(lambda prompts: (yield prompts))
 

@@ -209,9 +209,8 @@ def test_a_description_is_checked_where_it_is_given(init: Callable[..., None]) -
         with pytest.raises(RowsError):
             SkipManager.annotate(role="rollout", rows=rows)
     at = {"rollout": {"target": "json:dumps", "rows": {"respose": "said"}}}
-    with pytest.raises(ConfigError, match="respose") as caught:
+    with pytest.raises(ConfigError, match=r"^skip\.attach\.rollout\.rows: .*respose"):
         init(attach=at)
-    assert caught.value.where == "skip.attach.rollout.rows"
 
 
 def test_the_hosts_tokenizer_is_recorded(init: Callable[..., Path]) -> None:

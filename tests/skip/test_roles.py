@@ -101,9 +101,6 @@ def test_by_hand_it_does_not_matter_what_has_served(init: Callable[..., Path], m
         assert role_of().warp_function(3, plain, PROMPTS) == made
 
 
-# -- roles that are registered by the user ----------------------------------------------------
-
-
 @dataclass
 class DoublingConfig(RoleConfig):
     factor: int = 2
@@ -163,9 +160,6 @@ def test_registering_badly(doubling: Any) -> None:
         register_skip("my role")
     with pytest.raises(ConfigError, match=r"derive it from rlskip\.RoleConfig"):
         register_skip("other", config=dict)  # type: ignore[arg-type]
-
-
-# -- async_rollout: every sample tells its own step -------------------------------------------
 
 
 number = st.integers(0, 10**12)

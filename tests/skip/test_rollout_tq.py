@@ -267,9 +267,6 @@ def test_repeat_counts_all_steps_from_the_present_one(run: Callable[..., Any]) -
     assert (row["min_global_steps"], row["max_global_steps"], row["global_steps"]) == (4, 5, 5)
 
 
-# -- groups that a trainer evicts and replaces: dumped with their place, replayed with it -----
-
-
 @SkipManager.annotate(
     role="rollout_tq",
     stage="Trainer.submit",  # groups of one stage serve the other
@@ -292,9 +289,9 @@ def evict(trainer: Any, uids: list[str]) -> None:
     trainer.buffer.evict(uids, "train")
 
 
-@pytest.fixture
-def first(run: Callable[..., Any]) -> Any:
-    """A run whose step 3 evicted b and refilled e, and its uids."""
+def test_evicted_groups_are_dumped_with_their_place_and_replayed_with_it(
+    run: Callable[..., Any],
+) -> None:
     trainer = run(at=3)
     batch = prompts(*"abcd")
     trainer.submit(batch)
@@ -303,12 +300,6 @@ def first(run: Callable[..., Any]) -> Any:
     assert meta is None, "a dump of evicted groups alone serves no batch"
     refill(trainer, prompts("e"))
     trainer.buffer.clear(trainer.sample(4)[0])
-    return trainer
-
-
-def test_evicted_groups_are_dumped_with_their_place_and_replayed_with_it(
-    first: Any, run: Any
-) -> None:
     store = SkipManager.store("rollout_tq")
     sampled, evicted = (store.read_meta(3, part_name(k)).info["groups"] for k in (0, 1))
     assert [position for _, position, _ in sampled] == [0, 2, 3, 4]
@@ -319,12 +310,10 @@ def test_evicted_groups_are_dumped_with_their_place_and_replayed_with_it(
     assert role_of("rollout_tq").prompts_dumped(4) == 0
     trainer.submit(prompts(*"abcde"))
     assert trainer.submitted == []
-    trainer.buffer.clear(trainer.sample(5)[0])  # the queue is shared with the next test
+    trainer.buffer.clear(trainer.sample(5)[0])  # the queue is shared with the next run
     run(prompt_len=9, on_mismatch="regenerate")
     assert role_of("rollout_tq").prompts_dumped(3) == 0, "another config enlarges no batch"
-
-
-def test_a_refill_beyond_the_dump_is_generated(first: Any, run: Any) -> None:
+    # A refill beyond the dump is generated.
     trainer = run(at=3)
     trainer.submit(prompts(*"abcd"))
     refill(trainer, prompts(*"exa"))

@@ -25,8 +25,6 @@ CASES: dict[str, tuple[str, str, dict[str, str]]] = {
     "v1": ("v1", "rollout_tq", {}),
     "colocate_async": ("v1", "rollout_tq", {"V1_MODE": "colocate_async"}),
 }
-
-
 ALL = ("data.shuffle=True", "trainer.experiment_name=mine", STEPS)
 EACH = pytest.mark.parametrize("name", CASES)
 

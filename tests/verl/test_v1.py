@@ -30,8 +30,7 @@ WHERE = "dumps/mine_verlcpu/GBS4_N2_in64_out16"
 
 @pytest.fixture(scope="module")
 def a(verl091: Any) -> Any:
-    on = (*ON, "skip.dump_dir=dumps")
-    return verl091.train("v1_a", "v1", *ALL, *on)
+    return verl091.train("v1_a", "v1", *ALL, *ON, "skip.dump_dir=dumps")
 
 
 @pytest.fixture(scope="module")

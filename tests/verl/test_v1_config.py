@@ -16,12 +16,8 @@ from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import TransferQueueAdapter
 from tests.hosts import verl_config
 
-JOURNAL = (
-    "skip.rollout_tq.enable=true", "dispatch.rollout_level=true", "dispatch.journal=true"
-)  # fmt: skip
+JOURNAL = ("skip.rollout_tq.enable=true", "dispatch.rollout_level=true", "dispatch.journal=true")
 SAMPLER = "trainer.v1.sampler.custom_sampler"
-
-
 verl = functools.partial(verl_config.verl, "trainer.use_v1=true")
 
 
