@@ -16,15 +16,8 @@ from rlskip.config.nodes import refuse_displaced
 from rlskip.config.settings import read_skip, why_off
 from rlskip.errors import NotInstalledError
 
-
-@SkipManager.annotate(role="rollout")
-def generate(prompts: list[int]) -> list[int]:
-    return prompts
-
-
+generate = SkipManager.annotate(role="rollout")(lambda prompts: prompts)
 score = SkipManager.annotate(role="reward")(lambda prompts: prompts)
-
-
 A, FRAMES = "a: 1", "skip: {frames: 4}"
 TURNS_ON = "skip: {rollout: {enable: true}"
 ADD = "or add hydra/callbacks=rlskip, or call SkipManager.init(cfg)"
@@ -122,7 +115,6 @@ def test_an_override_with_an_interpolation_is_read_as_typed(composed: Any, value
     refuse_displaced("skip", config)
 
 
-# -- options that a later value overrides ---------------------------------------------------------
 ROLE_OFF = "skip: {rollout: {enable: false}}\n"
 
 

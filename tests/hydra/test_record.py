@@ -148,10 +148,7 @@ def test_rank_0_alone_writes_the_summary(make_app: Callable[..., Any]) -> None:
         assert "NEVER CONSULTED" not in run.said
         assert (app.folder / "out" / SUMMARY).exists() is (rank == "0")
     assert [job.name for job in (app.folder / "dumps" / "stages").iterdir()] == ["mine"]
-
-
-def test_each_job_of_a_sweep_has_a_name_of_its_own(make_app: Callable[..., Any]) -> None:
-    app = make_app(task=TASK)
+    # Each job of a sweep has a name of its own.
     named = {"WORLD_SIZE": "2", JOB_VARIABLE: "mine"}
-    app.run("-m", "+record=stages", "record.dump_dir=dumps", "a=1,2", **named)
-    assert len(list((app.folder / "dumps" / "stages").iterdir())) == 2
+    app.run("-m", "+record=stages", "record.dump_dir=swept", "a=1,2", **named)
+    assert len(list((app.folder / "swept" / "stages").iterdir())) == 2

@@ -59,10 +59,7 @@ def test_nothing_is_turned_on_and_the_hosts_choice_stays(composed: Any) -> None:
     full = read_skip(composed(dynamic, "+skip=rollout_cache"))
     assert full.roles["rollout"].match == "run"
     assert not full.gives("restore_rng", "rollout")
-
-
-def test_a_typo_is_found_by_rlskip(composed: Any) -> None:
-    listed = "defaults: [rlskip_schema/skip, _self_]\n"
+    # A typo is found by rlskip, not by Hydra.
     config = composed(listed + "skip: {rollout: {stepz: 1}}\n", "skip.on_mis=error")
     with pytest.raises(ConfigError) as caught:
         read_skip(config)

@@ -83,13 +83,14 @@ def test_a_bad_config_ends_the_job_and_names_every_problem(make_app: Callable[..
 
 
 def test_a_job_that_skips_nothing_logs_a_warning(make_app: Callable[..., Any]) -> None:
-    wrong_role, off = make_app(), make_app()
+    wrong_role, off, beyond = make_app(), make_app(), make_app()
     runs = [
         wrong_role.start("+skip=async_rollout_cache", "skip.dump_dir=dumps"),
         off.start(*ON, "skip.rollout.enable=false"),
+        beyond.start(*ON, "skip.steps=0"),
     ]
-    never, nothing = [run.finish() for run in runs]
-    assert never.returncode == nothing.returncode == 0, never.said + nothing.said
+    never, nothing, unlisted = done = [run.finish() for run in runs]
+    assert [run.returncode for run in done] == [0] * 3, [run.said for run in done]
     assert wrong_role.generated == off.generated == [1, 2]
     assert "[WARNING] - rlskip: role async_rollout is enabled and was NEVER CONSULTED" in never.out
     assert (
@@ -98,6 +99,9 @@ def test_a_job_that_skips_nothing_logs_a_warning(make_app: Callable[..., Any]) -
     assert wrong_role.summary()["async_rollout"]["consulted"] is False
     assert "[WARNING] - rlskip: NOTHING is skipped" in nothing.out
     assert "skip.rollout.enable: it is false, although the option rollout_cache" in nothing.out
+    said = "its function was called, but at no step that is listed: skip.steps lists 0"
+    assert f"[WARNING] - rlskip: role rollout: {said}" in unlisted.out
+    assert "0 hits" not in unlisted.out
 
 
 IN_ANOTHER_PROCESS = """
@@ -175,13 +179,6 @@ def test_a_job_cleans_up(
     assert "rlskip_summary.json could not be written" in caplog.text
     assert "rollout" not in SkipManager.skip_instances
     assert not {*variables} & os.environ.keys()
-
-
-def test_steps_that_the_run_does_not_reach_are_a_warning(app: Any) -> None:
-    run = app.run(*ON, "skip.steps=0")
-    said = "its function was called, but at no step that is listed: skip.steps lists 0"
-    assert f"[WARNING] - rlskip: role rollout: {said}" in run.out
-    assert "0 hits" not in run.out
 
 
 def test_a_name_with_the_time_in_it_is_a_warning(make_app: Callable[..., Any]) -> None:

@@ -6,12 +6,7 @@ import torch
 from tensordict import TensorDict
 
 from rlskip.errors import RlskipError
-from rlskip.merge import (
-    MergeError,
-    concatenate_generator_outputs,
-    merge,
-    merge_stepwise_output,
-)
+from rlskip.merge import MergeError, concatenate_generator_outputs, merge, merge_stepwise_output
 from rlskip.merge.layouts import packed_rows
 from rlskip.merge.turns import REQUIRED
 from tests.merge.batches import merge_config, pack, turns

@@ -54,18 +54,15 @@ def test_why_a_turn_was_not_merged(cause, prompt, token, packed):
 
 # An agent and its sub-agent, then the agent again.
 AGENTS = (([1], [2]), ([7], [8]), ([1, 2, 3], [4]))
+DRIFTED = ([1, 2, 3, 9], [5])
 
 
 @pytest.mark.parametrize(
     ("pairs", "strategy", "breaks"),
     [
         # Row 2 agrees longest with row 0, and row 3 with row 2, which drifted.
-        (
-            (*AGENTS, ([1, 2, 3, 9], [5])),
-            "adjacent",
-            [(1, 0, "branch"), (2, 0, "branch"), (3, 2, "drift")],
-        ),
-        ((*AGENTS, ([1, 2, 3, 9], [5])), "chain", [(1, 0, "branch"), (3, 2, "drift")]),
+        ((*AGENTS, DRIFTED), "adjacent", [(1, 0, "branch"), (2, 0, "branch"), (3, 2, "drift")]),
+        ((*AGENTS, DRIFTED), "chain", [(1, 0, "branch"), (3, 2, "drift")]),
         # A drift is told against the row's own agent.
         ((*AGENTS[:2], ([1, 3], [4])), "chain", [(1, 0, "branch"), (2, 0, "drift")]),
     ],

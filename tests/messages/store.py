@@ -3,10 +3,7 @@
 import logging
 
 from rlskip.format.dump_errors import check_version
-from rlskip.store import (
-    StepStore,
-    register_codec,
-)
+from rlskip.store import StepStore, register_codec
 
 
 def load(folder, step=1):

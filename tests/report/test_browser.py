@@ -198,10 +198,17 @@ def groups(window: Any) -> list[str]:
     return found
 
 
-def test_the_first_screen_has_curves_and_the_figures_of_show(
+def test_the_first_screen_has_the_best_beside_the_worst_curves_and_the_figures_of_show(
     rlskip: Any, run_dir: Path, page: Path, look: Look
 ) -> None:
-    window = look(page)
+    for width in (390, 1400):
+        window = look(page, width)
+        top = window.ask("document.querySelector('.sample').getBoundingClientRect().top")
+        assert top < 600, "without scrolling"
+        rewards = [float(text.split()[-1]) for text in window.texts(".sample header span")
+                   if text.startswith("reward")]  # fmt: skip
+        assert len(rewards) == 2
+        assert rewards[0] > rewards[1]
     assert window.texts("h1") == ["grpo_tiny/GBS4_N2_in6_out8"]
     captions = window.texts(".chart figcaption span")
     assert {"Reward", "Success", "Length", "No signal", "Time"} >= {*captions}
@@ -232,22 +239,16 @@ def recorded(dumps: Path, job_of: Any) -> Callable[[str, float], Path]:
     return make
 
 
-def test_what_a_job_recorded_is_drawn_and_what_is_zero_is_not(
-    rlskip: Any, recorded: Any, tmp_path: Path, look: Look
-) -> None:
-    job = recorded("only", 2.0)
-    out = tmp_path / "page.html"
-    assert rlskip("report", job, "--html", out).code == 0, "as compare takes it"
-    window = look(out)
-    assert window.texts(".chart figcaption span") == ["loss", "actor/kl", "advantages"]
-    assert window.texts(".chart figcaption strong") == ["0.6667", "0.5", "0.25"]
-
-
-def test_two_jobs_share_a_chart_and_equal_curves_are_one(
+def test_what_a_job_recorded_is_drawn_beside_that_of_another_and_what_is_zero_is_not(
     rlskip: Any, recorded: Any, tmp_path: Path, look: Look
 ) -> None:
     a, b = recorded("one", 2.0), recorded("other", 3.0)
     out = tmp_path / "page.html"
+    assert rlskip("report", a, "--html", out).code == 0, "as compare takes it"
+    window = look(out)
+    assert window.texts(".chart figcaption span") == ["loss", "actor/kl", "advantages"]
+    assert window.texts(".chart figcaption strong") == ["0.6667", "0.5", "0.25"]
+    # Two jobs share a chart, and equal curves are one.
     assert rlskip("compare", a, b, "--html", out).code == 1
     window = look(out)
     assert window.texts(".chart figcaption span")[0] == "loss", "what differs comes first"
@@ -257,19 +258,6 @@ def test_two_jobs_share_a_chart_and_equal_curves_are_one(
         for name in ("loss", "actor/kl")
     ]
     assert strong == [["A 0.6667", "B 1"], ["A, B 0.5"]]
-
-
-def test_the_first_screen_shows_the_best_beside_the_worst(
-    rlskip: Any, run_dir: Path, page: Path, look: Look
-) -> None:
-    for width in (390, 1400):
-        window = look(page, width)
-        top = window.ask("document.querySelector('.sample').getBoundingClientRect().top")
-        assert top < 600, "without scrolling"
-        rewards = [float(text.split()[-1]) for text in window.texts(".sample header span")
-                   if text.startswith("reward")]  # fmt: skip
-        assert len(rewards) == 2
-        assert rewards[0] > rewards[1]
 
 
 def test_groups_are_searched_filtered_and_sorted(page: Path, look: Look) -> None:

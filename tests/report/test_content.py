@@ -162,9 +162,6 @@ def test_tokens_have_what_a_job_recorded_of_them(rlskip: Any, tmp_path: Path, jo
     assert gap == pytest.approx((1 - values).abs().mean().item())
 
 
-# -- what fits -------------------------------------------------------------------------------
-
-
 def test_a_page_keeps_its_size_and_says_what_is_left_out(rlskip: Any, tmp_path: Path) -> None:
     """Of 2 x 600 sessions in 60 groups, whose tokens take about 1.5 MB of a page."""
     directory = tmp_path / "e_p" / "GBS60_N10_in1_out200"
@@ -236,9 +233,6 @@ def test_a_damaged_dump_is_named_and_the_rest_is_shown(
     assert name == "dump 2"
     assert problem
     assert file.exists()
-
-
-# -- text ------------------------------------------------------------------------------------
 
 
 class Letters:

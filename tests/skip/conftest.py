@@ -21,15 +21,20 @@ def _job(job: None) -> None: ...
 
 @pytest.fixture
 def init(tmp_path: Path) -> Callable[..., Path]:
-    """``init(role="rollout", own={}, host={}, **skip)`` switches a role on; returns its dump_dir.
+    """``init(role="rollout", own={}, host={}, at=None, **skip)`` begins a run, `at` a step.
 
-    The role has keys of its `own`; `host` is the rest of the application's config.
+    Returns its dump_dir. The role has keys of its `own`; `host` is the rest of the application's
+    config.
     """
 
-    def start(role: str = "rollout", own: Any = None, host: Any = None, **skip: Any) -> Path:
+    def start(
+        role: str = "rollout", own: Any = None, host: Any = None, at: Any = None, **skip: Any
+    ) -> Path:
         skip.setdefault("dump_dir", str(tmp_path / "dumps"))
         node = {**skip, role: {"enable": True, **(own or {})}}
         SkipManager.init({**(host or {}), "skip": node})
+        if at is not None:
+            SkipManager.set_step(at)
         return Path(skip["dump_dir"])
 
     return start

@@ -121,7 +121,7 @@ def stage(kind: str) -> Callable[..., Any]:
     return lambda batch: generate({"text": [*batch], "uid": [str(i) for i in range(len(batch))]})
 
 
-def run(generate: Callable[..., Any], *batches: str, first: int = 1) -> list[Any]:
+def run(generate: Callable[..., Any], *batches: Any, first: int = 1) -> list[Any]:
     found = []
     for step, batch in enumerate(batches, first):
         SkipManager.set_step(step)

@@ -150,10 +150,7 @@ def test_of_meta_info_only_what_all_have_is_kept(kind: str) -> None:
 @pytest.mark.parametrize(
     ("more", "what"),
     [
-        (
-            {"response_mask": (torch.ones(1, 2), torch.ones(1, 2))},
-            "response_mask has 2 values in ro",
-        ),
+        ({"response_mask": (torch.ones(1, 2),) * 2}, "response_mask has 2 values in ro"),
         ({"response_mask": (torch.ones(1, 2), torch.ones(1, 3))}, "nothing tells how it is padded"),
         ({}, "the token that pads responses is not known"),
         (

@@ -20,17 +20,13 @@ from rlskip import SkipManager
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import tally
 from rlskip.store.writer import Writer
+from tests.skip.prompt_stages import run
 from tests.skip.trainers import Stage, leases, role_of, steps_on_disk, visit
 
 
 @pytest.mark.parametrize(
     ("said", "promised", "background"),
-    [
-        ("auto", False, False),
-        ("auto", True, True),
-        (True, False, True),
-        (False, True, False),
-    ],
+    [("auto", False, False), ("auto", True, True), (True, False, True), (False, True, False)],
 )
 def test_background_writes_only_where_a_flush_is_certain(
     tmp_path: Path, said: Any, promised: bool, background: bool
@@ -97,13 +93,9 @@ def _full(dumps: Path, background: bool) -> None:
     logging.getLogger("rlskip").addHandler(logging.FileHandler(f"{dumps}.log"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> torch.Tensor:
-        return torch.rand(1_000_000) if prompts[0] < 3 else torch.rand(10)
-
-    for step in (1, 2, 3):
-        SkipManager.set_step(step)
-        assert len(generate([step])) == (10 if step == 3 else 1_000_000)
+    annotate = SkipManager.annotate(role="rollout")
+    generate = annotate(lambda prompts: torch.rand(1_000_000 if prompts[0] < 3 else 10))
+    assert [*map(len, run(generate, [1], [2], [3]))] == [1_000_000, 1_000_000, 10]
     SkipManager.flush()
 
 
@@ -123,22 +115,24 @@ def test_a_full_disk_does_not_end_training(tmp_path: Path, background: bool) -> 
     assert not [*dumps.rglob(".work/*~*")]
 
 
-@SkipManager.annotate(role="rollout")
-def generate(prompts: list[int]) -> torch.Tensor:
-    return torch.rand(3)
+generate = SkipManager.annotate(role="rollout")(lambda prompts: torch.rand(3))
 
 
-def test_a_writer_that_refuses_gives_the_lease_back(init: Callable[..., Path]) -> None:
-    dumps = init(background_write=True)
-    role = role_of()
+def test_a_stage_that_fails_or_a_writer_that_refuses_gives_the_lease_back(
+    init: Callable[..., Path],
+) -> None:
+    dumps = init(background_write=True, at=1)
+    stage = SkipManager.annotate(role="rollout")(lambda prompts: 5 // prompts[0])
+    with pytest.raises(ZeroDivisionError):
+        stage([0])
+    assert not leases(dumps)
 
     def refuse(*_: Any, **__: Any) -> None:
         assert leases(dumps)
         raise RuntimeError("no memory")
 
-    role.writer.save = refuse
-    SkipManager.set_step(1)
-    generate([1])
+    role_of().writer.save = refuse
+    assert stage([1]) == 5
     assert not leases(dumps)
 
 
@@ -158,8 +152,7 @@ def test_a_sample_does_not_wait_for_another_job(init: Callable[..., Path]) -> No
 
 @pytest.mark.parametrize("background", [False, True])
 def test_the_dump_is_what_the_stage_returned(init: Callable[..., Path], background: bool) -> None:
-    init(background_write=background)
-    SkipManager.set_step(1)
+    init(background_write=background, at=1)
     made = generate([1])
     kept = made.clone()
     made.zero_()  # the trainer may change it at once
@@ -199,9 +192,8 @@ def _steps(folder: Path, action: str, start: Any) -> list[str]:
         return {"step": prompts[0]}
 
     start.wait(60)
-    for step in (1, 2, 3):
-        SkipManager.set_step(step)
-        assert generate([step]) == {"step": step if action == "cache" else 1}
+    got = [one["step"] for one in run(generate, [1], [2], [3])]
+    assert got == ([1, 2, 3] if action == "cache" else [1] * 3)
     return generated
 
 
@@ -237,23 +229,6 @@ def test_jobs_that_wait_for_each_others_calls_do_not_keep_each_other_waiting(
     """Each has more calls than asyncio has threads, for which the stage and its dumps wait."""
     names = [f"{i:02}" for i in range(64)]
     assert generated_by(tmp_path, _calls, names, names[::-1]) == names, "each once"
-
-
-def test_a_stage_that_fails_gives_the_lease_back(init: Callable[..., Path]) -> None:
-    dumps = init()
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> int:
-        if prompts == [0]:
-            raise RuntimeError("out of memory")
-        return 5
-
-    SkipManager.set_step(1)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        generate([0])
-    assert not leases(dumps)
-    assert generate([1]) == 5
-    assert not leases(dumps)
 
 
 def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(init: Callable[..., Path]) -> None:

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from rlskip import SkipManager, register_skip
-from rlskip.errors import ConfigError, MismatchError, MissError
+from rlskip.errors import MismatchError, MissError
 from rlskip.jobs.records import tally_steps
 from rlskip.skip import SKIP_REGISTRY, RolloutSkip
 from rlskip.store import Identity, StepStore
@@ -55,10 +55,9 @@ def dumped_calls(init: Callable[..., Path]) -> Callable[..., Path]:
     return start
 
 
-# -- which dump serves a call ------------------------------------------------------------------
-
-
-def test_the_records_count_each_call(dumped_calls: Any) -> None:
+def test_each_call_is_counted_and_the_reason_of_a_miss_is_logged(
+    dumped_calls: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     dumps = dumped_calls({1: "abc"})
     step(1, *"ca")
     step(1, *"c")
@@ -66,9 +65,9 @@ def test_the_records_count_each_call(dumped_calls: Any) -> None:
     hits = {key: tally.hits for key, tally in counted.items() if tally.hits}
     store = SkipManager.store("rollout")
     assert hits == {(1, ""): 1, (1, store.in_order(1)[2]): 2}
-
-
-# -- other steps of the run ----------------------------------------------------------------------
+    with caplog.at_level(logging.INFO):
+        step(1, "a", "d")
+    assert "no dump of the step that is left was made for such a call" in caplog.text
 
 
 def test_a_mismatch_names_the_step_that_has_the_prompts(dumped_calls: Any) -> None:
@@ -85,11 +84,6 @@ def test_what_follows_another_stage_serves_again(init: Callable[..., Path]) -> N
     for number in (1, 2):
         visit(number)
         assert again("a") == "a1"
-
-
-def test_a_queues_role_refuses_to_look_elsewhere(init: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match=r"skip\.rollout_tq\.match"):
-        init("rollout_tq", match="run")
 
 
 # -- side by side ---------------------------------------------------------------------------------
@@ -275,16 +269,11 @@ def test_the_dump_of_a_call_that_was_cancelled_serves_the_next_one(
         finally:
             over.set()
 
-    init()
-    SkipManager.set_step(1)
+    init(at=1)
     asyncio.run(stage("a"))
-    init(on_miss="error", **skip)
-    SkipManager.set_step(2 if skip else 1)
+    init(on_miss="error", at=2 if skip else 1, **skip)
     assert asyncio.run(replayed()) == "a"
     assert made == ["a"]
-
-
-# -- other jobs, damage, and what cannot be compared ------------------------------------------
 
 
 def test_where_one_is_lost_no_first_call_is_a_mismatch(dumped_calls: Any, monkeypatch: Any) -> None:
@@ -322,15 +311,6 @@ def test_a_call_that_cannot_be_compared_costs_no_dump_that_served_another(
     assert not list(dumps.rglob("*.bad-*"))
 
 
-def test_the_reason_of_a_miss_is_logged(
-    dumped_calls: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    dumped_calls({1: "a"})
-    with caplog.at_level(logging.INFO):
-        step(1, "a", "b")
-    assert "no dump of the step that is left was made for such a call" in caplog.text
-
-
 def test_a_dump_that_is_replaced_before_it_is_loaded_is_a_miss(
     dumped_calls: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,14 +341,12 @@ def test_a_replaced_name_that_another_job_took_meanwhile_leaves_the_call_its_own
             SkipManager.store("rollout").save(1, "theirs", call=name, identity=THEIRS)
         return prompts
 
-    init(wait_s=0)
-    SkipManager.set_step(1)
+    init(wait_s=0, at=1)
     stage("a", scale=2)
     stage("b")
     _, *taken = SkipManager.store("rollout").in_order(1)
     for on_mismatch in ("regenerate", "error"):  # from the second dump it differs in less
-        init(wait_s=0, on_mismatch=on_mismatch)
-        SkipManager.set_step(1)
+        init(wait_s=0, on_mismatch=on_mismatch, at=1)
         assert stage("c") == "c"
     assert runs == ["a", "b", "c"], "the third run replays it"
 
@@ -389,7 +367,7 @@ def test_of_two_jobs_that_generate_a_call_one_leaves_a_dump(init: Any, monkeypat
 def test_a_name_that_another_job_took_meanwhile_stays_its_own(
     init: Callable[..., Path], background: bool
 ) -> None:
-    init(wait_s=0, background_write=background)
+    init(wait_s=0, background_write=background, at=1)
     store = SkipManager.store("rollout")
 
     @SkipManager.annotate(role="rollout")
@@ -397,7 +375,6 @@ def test_a_name_that_another_job_took_meanwhile_stays_its_own(
         store.save(1, "theirs", identity=THEIRS)
         return prompts
 
-    SkipManager.set_step(1)
     assert stage("ours") == "ours"
     SkipManager.flush()
     first, second = store.in_order(1)

@@ -69,8 +69,7 @@ def run(init: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> Callable
 
     def call(loop: Any, value: Any, **skip: Any) -> str:
         ran: list[int] = []
-        init(wait_s=0, **skip)
-        visit(1)
+        init(wait_s=0, at=1, **skip)
         caplog.clear()
         try:
             loop(value, ran)

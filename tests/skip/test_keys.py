@@ -23,12 +23,9 @@ from tests.skip.trainers import Stage, prompts, visit
 def test_drop_fields(init: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     init()
     stage = Stage()
-    stage.at(1)
-    stage.at(1)
-    stage.at(1)
+    [stage.at(1) for _ in range(3)]
     assert caplog.text.count("scores are replayed with the rollouts (rm_scores)") == 1
-    init(drop_fields=["rm_scores", "nowhere"])
-    SkipManager.set_step(1)
+    init(drop_fields=["rm_scores", "nowhere"], at=1)
     assert set(stage.generate({"ids": torch.arange(3) + 1})) == {"tokens"}
     assert "drop_fields names nowhere" in caplog.text
 
@@ -36,8 +33,7 @@ def test_drop_fields(init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize("role", STAGES)
 def test_restore_rng(init: Callable[..., Path], role: str) -> None:
     def run(restores: bool) -> tuple[Any, ...]:
-        init(role, restore_rng=restores, n=1)
-        SkipManager.set_step(1)
+        init(role, restore_rng=restores, n=1, at=1)
         STAGES[role](1)
         return torch.rand(3).tolist(), np.random.randn(3).tolist(), random.gauss(0, 1)
 
@@ -57,6 +53,8 @@ def test_what_a_dump_by_hand_lacks_is_said(
     init(restore_rng=True)
     with pytest.raises(ConfigError, match="has no states of the random generators"):
         Stage().at(1)
+    with pytest.raises(ConfigError, match="restore_rng"):
+        init(match="prompt", restore_rng=True)
 
 
 def test_off_policy_is_said_once(

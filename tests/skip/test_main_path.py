@@ -58,8 +58,7 @@ def test_a_call_that_is_not_skipped_passes_almost_nothing(
     init: Callable[..., Path], skip: dict[str, Any]
 ) -> None:
     generate = SkipManager.annotate(role="rollout")(lambda prompts: prompts)
-    init("rollout" if skip else "reward", **skip)
-    SkipManager.set_step(1)
+    init("rollout" if skip else "reward", at=1, **skip)
     generate("a")
     files, functions, _ = passed(lambda: generate("a"))
     print(f"not skipped: {files} files, {functions} functions")

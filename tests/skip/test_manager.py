@@ -20,37 +20,21 @@ from omegaconf import OmegaConf
 
 from rlskip import RolloutSkipConfig, SkipManager, SkipManagerConfig
 from rlskip.errors import ConfigError, NotInstalledError, RlskipError
-from rlskip.jobs.records import tally
+from tests.skip.prompt_stages import run
 from tests.skip.trainers import Stage, leases, steps_on_disk, visit
-
-# -- off --------------------------------------------------------------------------------------
-
-
-def test_off_the_original_runs(init: Callable[..., Path]) -> None:
-    dumps = init(enable=False)
-    stage = Stage()
-    assert [stage.at(1), stage.at(1)] == [1, 2]
-    assert not dumps.exists()
 
 
 def test_what_cannot_be_dumped_still_reaches_the_trainer(
     init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    dumps = init()
-
-    @SkipManager.annotate(role="rollout")
-    def generate(prompts: list[int]) -> dict[str, Any]:
-        return {"a": 1, "lock": threading.Lock()}
-
-    SkipManager.set_step(1)
+    dumps = init(at=1)
+    rollouts = {"a": 1, "lock": threading.Lock()}
+    generate = SkipManager.annotate(role="rollout")(lambda prompts: rollouts)
     assert generate([1])["a"] == 1
     assert "NOT dumped, training goes on" in caplog.text
     assert "lock" in caplog.text
     assert "Traceback" not in caplog.text, "the message says it all"
     assert steps_on_disk(dumps) == []
-
-
-# -- async ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -119,9 +103,8 @@ def test_whatever_can_be_called_is_a_stage(init: Callable[..., Path], kind: str)
 
 def test_what_is_no_stage_is_refused_by_name() -> None:
     for what in (property(lambda self: 1), 5, int):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=r"^SkipManager\.annotate: "):
             SkipManager.annotate(role="rollout")(what)
-        assert caught.value.where == "SkipManager.annotate"
     with pytest.raises(RlskipError, match="it is a generator"):
         SkipManager.annotate(role="rollout")(lambda prompts: (yield prompts))
 
@@ -129,8 +112,11 @@ def test_what_is_no_stage_is_refused_by_name() -> None:
 def test_init_replaces_what_was_on_and_where_it_fails_nothing_runs(
     init: Callable[..., Path],
 ) -> None:
-    init()
-    SkipManager.set_step(3)
+    dumps = init(at=3)
+    init(enable=False)
+    stage = Stage()
+    assert [stage.at(1), stage.at(1)] == [1, 2]
+    assert not dumps.exists()
     SkipManager.init({"skip": {}})
     assert SkipManager.step is None
     assert SkipManager.skip_instances == {}
@@ -139,13 +125,6 @@ def test_init_replaces_what_was_on_and_where_it_fails_nothing_runs(
         init(stepz=1)
     with pytest.raises(NotInstalledError):
         Stage().at(1)
-
-
-def test_an_unlisted_step_is_consulted_too(init: Callable[..., Path]) -> None:
-    dumps = init(steps=[5])
-    Stage().at(1)
-    counts = tally({"rollout": str(dumps)}, "job")["rollout"]
-    assert (counts.consulted, counts.hits, counts.misses) == (True, 0, 0)
 
 
 def test_a_cancelled_call_ends_quietly_while_its_thread_works_on(
@@ -180,8 +159,7 @@ def test_a_cancelled_call_ends_quietly_while_its_thread_works_on(
 def test_a_plain_function_that_returns_what_is_awaited_is_refused(
     init: Callable[..., Path], made: Callable[..., Any]
 ) -> None:
-    dumps = init()
-    SkipManager.set_step(1)
+    dumps = init(at=1)
 
     async def generate(prompts: list[int]) -> list[int]:
         return prompts
@@ -225,14 +203,8 @@ def test_keys_that_no_role_takes_are_a_warning(
 # -- arguments that cannot be right are refused; nothing is skipped or run without notice -----
 
 
-@SkipManager.annotate(role="rollout")
-def generate(prompts: list[int]) -> list[int]:
-    return prompts
-
-
-@SkipManager.annotate(role="async_rollout")
-def generate_one(prompts: list[int]) -> list[int]:
-    return prompts
+generate = SkipManager.annotate(role="rollout")(lambda prompts: prompts)
+generate_one = SkipManager.annotate(role="async_rollout")(lambda prompts: prompts)
 
 
 def test_what_is_not_a_config_is_refused() -> None:
@@ -263,8 +235,7 @@ def test_an_option_of_another_kind_is_refused(init: Callable[..., Path]) -> None
     for name, value in options.items():
         with pytest.raises(ConfigError, match=rf"{name}=\.\.\.\): expected "):
             SkipManager.annotate(role="rollout", **{name: value})  # type: ignore[arg-type]
-    init()
-    SkipManager.set_step(1)
+    init(at=1)
     stage = SkipManager.annotate(role="rollout", identity=lambda prompts: None)(len)
     with pytest.raises(ConfigError, match="returns None, and not a mapping"):
         stage([1])
@@ -303,9 +274,7 @@ def test_steps_that_a_loop_does_not_reach_are_told_as_it_ends(
     init: Callable[..., Path], warned: Any, steps: Any, lists: str
 ) -> None:
     init(steps=steps)
-    for step in (1, 2):
-        SkipManager.set_step(step)
-        generate([1])
+    run(generate, [1], [1])
     importlib.import_module("rlskip.skip.manager")._say_what_is_kept()  # as Python ends
     what = f"its function was called, but at no step that is listed: skip.steps lists {lists}"
     assert warned.text.count(what) == bool(lists)
@@ -316,21 +285,16 @@ def test_steps_that_were_not_dumped_are_counted_as_a_loop_ends(
 ) -> None:
     init()
     stage = SkipManager.annotate(role="rollout")(lambda prompts: iter(prompts))  # no codec has it
-    for step in (1, 2):
-        SkipManager.set_step(step)
-        stage([1])
+    run(stage, [1], [1])
     importlib.import_module("rlskip.skip.manager")._say_what_is_kept()
     assert "role rollout: 0 hits, 2 misses (2 NOT dumped)" in warned.text
 
 
 def test_a_function_of_another_role_is_named(init: Callable[..., Path], warned: Any) -> None:
-    init("async_rollout")
-    SkipManager.set_step(1)
+    init("async_rollout", at=1)
     generate([1])
     assert warned.text == ""
-    for step in (2, 3, 4):
-        SkipManager.set_step(step)
-        generate([1])
+    run(generate, [1], [1], [1], first=2)
     what = (
         "role async_rollout is enabled and was NEVER CONSULTED up to step 1: functions of role "
         "rollout were called instead: skip.rollout.enable=true"
@@ -364,15 +328,10 @@ def test_a_stage_that_nobody_calls_is_named_after_the_first_step(
 def test_a_stage_within_a_replayed_one_is_not_missed(
     init: Callable[..., Path], warned: Any
 ) -> None:
-    @SkipManager.annotate(role="experience")
-    def experience(prompts: list[int]) -> list[int]:
-        return generate(prompts)
-
+    experience = SkipManager.annotate(role="experience")(lambda prompts: generate(prompts))
     for again in (False, True):
         init("rollout", experience={"enable": True})
-        for step in (1, 2, 3):
-            SkipManager.set_step(step)
-            assert experience([step]) == [step]
+        assert run(experience, [1], [2], [3]) == [[1], [2], [3]]
         assert (SkipManager.skip_instances["rollout"].recorder is None) is again
     assert "NEVER CONSULTED" not in warned.text
 

@@ -34,23 +34,32 @@ def dumps(init: Callable[..., Path]) -> Path:
     return folder
 
 
-def test_all_holes_are_named_before_the_first_step(dumps: Path) -> None:
-    with pytest.raises(ConfigError) as error:
+def test_all_holes_are_named_before_the_first_step(dumps: Path, monkeypatch: Any) -> None:
+    what = r"^skip\.rollout\.on_miss=error: steps 2,4 have no usable dump in"
+    with pytest.raises(ConfigError, match=what) as error:
         start(dumps, on_miss="error")
-    assert error.value.where == "skip.rollout.on_miss=error"
-    assert error.value.what.startswith("steps 2,4 have no usable dump in")
     assert "'skip.steps=\"1,3\"'" in error.value.remedy
     (dumps / next(f for f in dumps.rglob("1/gen_batch.dp"))).unlink()
     with pytest.raises(ConfigError, match="steps 1,2,4 have"):
         start(dumps, on_miss="error")
+    monkeypatch.setenv("WORLD_SIZE", "2")  # shards of several processes are not looked for
+    start(dumps, on_miss="error")
 
 
-def test_with_dynamic_sampling_the_dumps_tell_the_last_step(dumps: Path, tmp_path: Path) -> None:
-    """Filters decide how many steps an epoch has."""
-    with pytest.raises(ConfigError, match="steps 2 have no usable dump"):
-        start(dumps, on_miss="error", filters=True, match="step")
-    with pytest.raises(ConfigError, match="steps 1 have no usable dump"):
-        start(tmp_path / "none", on_miss="error", filters=True, match="step")
+@pytest.mark.parametrize(
+    ("folder", "more", "steps"),
+    [
+        # With dynamic sampling the dumps tell the last step: how many an epoch has is not known.
+        ("dumps", {"filters": True, "match": "step"}, "2"),
+        ("none", {"filters": True, "match": "step"}, "1"),
+        # Without any dump nothing serves another step.
+        ("none", {"match": "run"}, "1-4"),
+        ("none", {"action": "repeat"}, "1-4"),
+    ],
+)
+def test_what_is_a_hole(dumps: Path, folder: str, more: dict[str, Any], steps: str) -> None:
+    with pytest.raises(ConfigError, match=f"steps {steps} have no usable dump"):
+        start(dumps.with_name(folder), on_miss="error", **more)
 
 
 def test_dynamic_sampling_looks_in_the_whole_run_unless_told_otherwise(dumps: Path) -> None:
@@ -72,12 +81,6 @@ def test_a_run_that_another_shape_hides_is_named(dumps: Path) -> None:
     assert error.value.remedy.startswith("set back what differs, or ")
 
 
-def test_without_any_dump_nothing_serves_another_step(tmp_path: Path) -> None:
-    for way in ({"match": "run"}, {"action": "repeat"}):
-        with pytest.raises(ConfigError, match="steps 1-4 have no usable dump"):
-            start(tmp_path, on_miss="error", **way)
-
-
 @pytest.mark.parametrize("match", ["step", "run", "prompt"])
 def test_dumps_of_other_sampling_serve_no_step(init: Callable[..., Path], match: str) -> None:
     def at(temperature: float, **skip: Any) -> bool:
@@ -86,8 +89,7 @@ def test_dumps_of_other_sampling_serve_no_step(init: Callable[..., Path], match:
         init(host=host, **{"match": match, **skip})
         return SkipManager.will_replay("rollout", [1])
 
-    at(1.0, match="step")
-    SkipManager.set_step(1)
+    at(1.0, match="step", at=1)
     SkipManager.annotate(role="rollout")(lambda prompts: prompts)([1])
     assert [at(1.0), at(0.5)] == [True, False]
     with pytest.raises(ConfigError, match=r"temperature: 0\.5 now, 1\.0 in the dump") as error:
@@ -120,13 +122,6 @@ def test_what_is_no_hole(dumps: Path, more: dict[str, Any]) -> None:
     start(dumps, **{"on_miss": "error", **more})
 
 
-def test_shards_of_several_processes_are_not_looked_for(
-    dumps: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    start(dumps, on_miss="error")
-
-
 def test_a_loop_may_ask(dumps: Path) -> None:
     rows: list[Any] = [({}, [1, 3], True), ({}, range(1, 4), False), ({"n": 8}, [1], False)]
     rows += [({"steps": [1]}, [1, 3], False), ({"action": "repeat"}, range(1, 9), True)]
@@ -134,6 +129,8 @@ def test_a_loop_may_ask(dumps: Path) -> None:
         start(dumps, **skip)
         assert SkipManager.will_replay("rollout", steps) == will
     assert not SkipManager.will_replay("rollout_tq", [1])
+    start(dumps.with_name("a") / "b")
+    assert not dumps.with_name("a").exists(), "what can be made is not made"
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -175,18 +172,14 @@ def test_every_call_of_a_step_is_looked_at(
 
 def test_without_an_engine_no_role_generates(dumps: Path) -> None:
     assert SkipManager.start_engine
-    with pytest.raises(ConfigError) as caught:
+    what = r"^skip\.rollout\.steps: .*steps 2-4 are not listed and would generate"
+    with pytest.raises(ConfigError, match=what):
         start(dumps, steps=[1], start_engine=False)
-    assert caught.value.where == "skip.rollout.steps"
-    assert "steps 2-4 are not listed and would generate" in caught.value.what
     start(dumps, 1, steps=[1], start_engine=False, on_miss="generate")
     assert not SkipManager.start_engine
     assert SkipManager.skip_instances["rollout"].local_config.on_miss == "error"
     SkipManager.reset()
     assert SkipManager.start_engine
-
-
-# -- a directory that cannot be written --------------------------------------------------------
 
 
 def unwritable(kind: str, folder: Path) -> Path:
@@ -207,27 +200,14 @@ KINDS = ("/proc", "below a file", "a looping link", "too long")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("role", ["rollout", "async_rollout", "rollout_tq"])
 def test_an_unwritable_dump_dir_ends_the_start(kind: str, role: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"role {role} may generate") as caught:
-        start(unwritable(kind, tmp_path), role=role)
-    assert caught.value.where == "skip.dump_dir"
+    dumps = unwritable(kind, tmp_path)
+    start(dumps, None, role, on_miss="error")  # which never generates
+    assert role in SkipManager.skip_instances
+    SkipManager._start({"skip": {"dump_dir": str(dumps), role: {"enable": True}}}, checks=False)
+    assert role in SkipManager.skip_instances, "a process that does not train does not check"
+    with pytest.raises(ConfigError, match=rf"skip\.dump_dir: .*role {role} may generate"):
+        start(dumps, role=role)
     # Nothing runs unskipped afterwards either.
     generate = SkipManager.annotate(role=role)(lambda prompts: prompts)
     with pytest.raises(Exception, match=r"SkipManager\.init failed"):
         generate([1])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_role_that_never_generates_writes_nothing(kind: str, tmp_path: Path) -> None:
-    start(unwritable(kind, tmp_path), None, on_miss="error")
-    assert "rollout" in SkipManager.skip_instances
-
-
-def test_a_directory_that_can_be_made_is_not_made(tmp_path: Path) -> None:
-    start(tmp_path / "a" / "b")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_process_that_does_not_train_does_not_check(tmp_path: Path) -> None:
-    config = {"skip": {"dump_dir": "/proc/nope", "rollout": {"enable": True}}}
-    SkipManager._start(config, checks=False)
-    assert "rollout" in SkipManager.skip_instances

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Callable
@@ -21,8 +22,6 @@ from rlskip.errors import ConfigError, MismatchError, RlskipError
 from rlskip.skip.names import NEUTRAL_META
 from rlskip.store import UnsupportedTypeError
 from tests.skip.trainers import Stage, steps_on_disk, visit
-
-# -- validation -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -50,9 +49,6 @@ def test_what_is_no_validation() -> None:
     for flag in (False, 0, None, np.False_, "true", "false", [], torch.tensor([]), mixed):
         assert not is_validation({"validate": flag})
         assert not is_validation({"meta_info": {"validate": flag}})
-
-
-# -- identity ---------------------------------------------------------------------------------
 
 
 def test_sampling_asked_for_in_the_prompts_meta_counts(init: Callable[..., Path]) -> None:
@@ -115,29 +111,14 @@ def test_prompts_that_nothing_tells_apart_are_refused(
 
 
 def test_a_stage_with_none_but_ignored_arguments_is_refused(init: Callable[..., Path]) -> None:
-    init()
+    init(at=1)
 
-    @SkipManager.annotate(role="rollout")
-    def generate(sample_id: str) -> str:
-        return sample_id
-
-    @SkipManager.annotate(role="rollout", prompts="sample_id")
-    def named(sample_id: str) -> str:
-        return sample_id
-
-    @SkipManager.annotate(role="rollout")
-    def alone(**names: Any) -> str:
-        return str(names)
-
-    @SkipManager.annotate(role="rollout")
-    def behind(step: int = 1, **names: Any) -> str:
-        return str(names)
-
-    @SkipManager.annotate(role="rollout", prompts=lambda text: None)
-    def computed(text: str) -> str:
-        return text
-
-    SkipManager.set_step(1)
+    annotate = functools.partial(SkipManager.annotate, "rollout")
+    generate = annotate()(lambda sample_id: sample_id)
+    named = annotate("sample_id")(lambda sample_id: sample_id)
+    alone = annotate()(lambda **names: str(names))
+    behind = annotate()(lambda step=1, **names: str(names))
+    computed = annotate(lambda text: None)(lambda text: text)
     with pytest.raises(UnsupportedTypeError, match=r"annotate\(prompts='sample_id'\)"):
         generate("math-1")
     for names in ({"uid": "math-1", "seed": 1}, {"step": 1, "uid": "math-1"}):
@@ -155,25 +136,13 @@ def test_a_stage_with_none_but_ignored_arguments_is_refused(init: Callable[..., 
 def test_an_argument_that_nobody_named_the_prompts_is_said_to_be_taken(
     init: Callable[..., Path],
 ) -> None:
-    init()
-
-    @SkipManager.annotate(role="rollout")
-    def generate(policy: Any, batch: list[int]) -> None: ...
-
-    SkipManager.set_step(1)
+    init(at=1)
+    generate = SkipManager.annotate("rollout")(lambda policy, batch: None)
     with pytest.raises(UnsupportedTypeError) as caught:
         generate(threading.Lock(), [1])
     assert "'policy', the first argument, was taken for the prompts" in caught.value.what
     assert "annotate(prompts='batch')" in caught.value.remedy
-
-
-def test_an_argument_that_is_named_the_prompts_must_be_there(init: Callable[..., Path]) -> None:
-    init()
-
-    @SkipManager.annotate(role="rollout", prompts="batsch")
-    def typo(model: object, batch: list[int]) -> None: ...
-
-    SkipManager.set_step(1)
+    typo = SkipManager.annotate("rollout", "batsch")(lambda model, batch: None)
     with pytest.raises(ConfigError, match="has no argument 'batsch'"):
         typo(None, [1])
 
@@ -197,9 +166,7 @@ def test_a_stage_may_alter_its_input(init: Callable[..., Path]) -> None:
 # -- what is said: how prompts differ, where the dump is, which of this host's keys help ------
 
 
-@SkipManager.annotate(role="rollout")
-def generate(prompts: Any) -> list[int]:
-    return [1]
+generate = SkipManager.annotate(role="rollout")(lambda prompts: [1])
 
 
 def questions(*texts: str) -> list[dict[str, Any]]:
@@ -240,8 +207,7 @@ def proto(*texts: str) -> DataProtoParts:
 def test_a_mismatch_of_prompts_says_how_they_differ(
     init: Callable[..., Path], then: Any, now: Any, said: str
 ) -> None:
-    init()
-    visit(1)
+    init(at=1)
     generate(then)
     visit(1)
     with pytest.raises(MismatchError) as caught:
@@ -257,8 +223,7 @@ def test_the_advice_names_keys_that_this_host_has(
     init: Callable[..., Path], host: Any, key: str
 ) -> None:
     def run(prompt: str) -> None:
-        init(host=host)
-        SkipManager.set_step(1)
+        init(host=host, at=1)
         generate([prompt])
 
     run("a")
@@ -298,9 +263,6 @@ def test_the_advice_works_as_it_is_typed(
     for override in advice.split():
         config.merge_with_dotlist([override])
     run(config, step, prompt)
-
-
-# -- dumps that another number in the directory's name hides -------------------------------
 
 
 def test_a_miss_names_the_dumps_of_another_batch_size(

@@ -69,9 +69,6 @@ def counting(rank: int, role: Any) -> Any:
     return generate
 
 
-# -- steps -------------------------------------------------------------------------------------
-
-
 def _steps(rank: int, folder: str, steps: str) -> None:
     role = start(folder)
     generate = counting(rank, role)
@@ -119,9 +116,6 @@ def test_shards_of_two_jobs_are_a_miss(tmp_path: Path) -> None:
     assert generated(tmp_path, "1") == ["", ""]
 
 
-# -- what is refused ---------------------------------------------------------------------------
-
-
 ONLY_ON_ONE = {
     "enable": ("async_rollout", {}),
     "match": ("rollout", {"match": "prompt"}),
@@ -132,14 +126,10 @@ ONLY_ON_ONE = {
 def _refused(rank: int, folder: str) -> None:
     for key, (role, skip) in ONLY_ON_ONE.items():
         start(folder, role, **skip)
-
-        @SkipManager.annotate(role=role)
-        def generate(prompts: list[int], sample_id: str) -> None: ...
-
+        generate = SkipManager.annotate(role=role)(lambda prompts, sample_id: None)
         SkipManager.set_step(1)
-        with pytest.raises(ConfigError, match="has 2 ranks here") as caught:
+        with pytest.raises(ConfigError, match=rf"^skip\.{role}\.{key}: .*has 2 ranks here"):
             generate([1], sample_id="sample_0_1")
-        assert caught.value.where == f"skip.{role}.{key}"
 
 
 def test_what_works_on_one_rank_only_is_refused_on_several(tmp_path: Path) -> None:
@@ -152,9 +142,8 @@ def test_it_is_refused_before_the_first_step_where_ranks_are_launched(
 ) -> None:
     role, skip = ONLY_ON_ONE[key]
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="there are several ranks") as caught:
+    with pytest.raises(ConfigError, match=rf"^skip\.{role}\.{key}: .*there are several ranks"):
         start(str(tmp_path), role, **skip)
-    assert caught.value.where == f"skip.{role}.{key}"
 
 
 def _apart(rank: int, folder: str) -> None:

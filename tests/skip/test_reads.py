@@ -142,8 +142,7 @@ def run(
         there: dict[str, Any] = {"__name__": "rlskip_test_program"}
         exec(program, there)
         annotate = SkipManager.annotate("rollout", "prompts", stage="stage", ignore=typed)
-        init(wait_s=0, **skip)
-        visit(1)
+        init(wait_s=0, at=1, **skip)
         caplog.clear()
         try:
             result = annotate(there["stage"])([1])
@@ -208,11 +207,7 @@ def test_stages_of_one_factory_are_read_each_by_itself(init: Callable[..., Path]
     """They have one name and one code, and each has a closure of its own."""
 
     def made(temperature: float) -> Callable[[list[int]], list[float]]:
-        @SkipManager.annotate("rollout", stage="stage")
-        def stage(prompts: list[int]) -> list[float]:
-            return [temperature]
-
-        return stage
+        return SkipManager.annotate("rollout", stage="stage")(lambda prompts: [temperature])
 
     def job(*temperatures: float) -> None:
         init(wait_s=0)

@@ -69,25 +69,17 @@ def test_prepared_by_hand_it_is_replayed_by_hand(
 
 
 def test_what_was_prepared_by_hand_serves_a_decorated_function(init: Callable[..., Path]) -> None:
-    init()
-    skip = role_of()
-    assert not skip.meet_precondition(3, plain, PROMPTS)
-    skip.prepare_data(3, {"made": "by hand"}, PROMPTS)
-    init()
-    SkipManager.set_step(3)
+    dumps = init()
+    for _ in range(2):
+        assert not role_of().meet_precondition(3, plain, PROMPTS)
+        assert not leases(dumps), "nothing is held between the methods"
+    role_of().prepare_data(3, {"made": "by hand"}, PROMPTS)
+    assert role_of().meet_precondition(3, plain, PROMPTS), "what this process wrote, too"
+    init(at=3)
     assert Trainer().stage(PROMPTS) == {"made": "by hand"}
     SkipManager.skip_instances["rollout"].begin_visit()
     with pytest.raises(MismatchError):
         Trainer().stage({"ids": [3]})
-
-
-def test_by_hand_nothing_is_held_between_the_methods(init: Callable[..., Path]) -> None:
-    dumps = init()
-    for _ in range(2):
-        assert not role_of().meet_precondition(3, plain, PROMPTS)
-        assert not leases(dumps)
-    role_of().prepare_data(3, {"made": 3}, PROMPTS)
-    assert role_of().meet_precondition(3, plain, PROMPTS), "what this process wrote, too"
 
 
 def test_by_hand_the_first_of_equal_calls_is_meant(init: Callable[..., Path]) -> None:
@@ -103,14 +95,10 @@ def test_by_hand_the_first_of_equal_calls_is_meant(init: Callable[..., Path]) ->
 @pytest.mark.parametrize("match", ["step", "run", "prompt"])
 def test_by_hand_it_does_not_matter_what_has_served(init: Callable[..., Path], match: str) -> None:
     for _ in range(2):
-        init(match=match)
-        SkipManager.set_step(3)
+        init(match=match, at=3)
         made = SkipManager.annotate(role="rollout")(plain)(PROMPTS)
         assert role_of().meet_precondition(3, plain, PROMPTS)
         assert role_of().warp_function(3, plain, PROMPTS) == made
-
-
-# -- roles that are registered by the user ----------------------------------------------------
 
 
 @dataclass
@@ -143,14 +131,9 @@ def doubling() -> Any:
     del SKIP_REGISTRY["doubling"]
 
 
-def test_a_role_of_ones_own(doubling: Any, init: Callable[..., Path]) -> None:
-    init("doubling", own={"factor": 5})
-
-    @SkipManager.annotate(role="doubling")
-    def stage(x: int) -> int:
-        return x
-
-    SkipManager.set_step(1)
+def test_a_role_of_ones_own(doubling: Any, init: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    init("doubling", own={"factor": 5}, at=1)
+    stage = SkipManager.annotate(role="doubling")(lambda x: x)
     assert [stage(3), stage(3)] == [3, 15]
     SkipManager.skip_instances["doubling"].kept[1] = "bad"
     assert stage(4) == 4, "found unusable while loading: a miss"
@@ -159,11 +142,7 @@ def test_a_role_of_ones_own(doubling: Any, init: Callable[..., Path]) -> None:
         init("doubling", own={"factr": 5})
     with pytest.raises(ConfigError, match="does not support 'repeat'"):
         init("doubling", action="repeat")
-
-
-def test_a_role_of_ones_own_can_say_that_it_is_off(
-    doubling: Any, init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # It can say that it is off.
     monkeypatch.setattr(doubling, "is_enabled", lambda self: self.local_config.factor > 0)
     for factor in (5, 0):
         init("doubling", own={"factor": factor})
@@ -183,9 +162,6 @@ def test_registering_badly(doubling: Any) -> None:
         register_skip("other", config=dict)  # type: ignore[arg-type]
 
 
-# -- async_rollout: every sample tells its own step -------------------------------------------
-
-
 number = st.integers(0, 10**12)
 
 
@@ -195,8 +171,7 @@ def test_the_last_number_is_the_step(epoch: int, index: int, prefix: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "bad",
-    ["", "sample_1", "sample_1_2_3", "sample_-1_2", "x_sample_1_2", 7, None, "sample_1_٣"],
+    "bad", ["", "sample_1", "sample_1_2_3", "sample_-1_2", "x_sample_1_2", 7, None, "sample_1_٣"]
 )
 def test_a_malformed_id_is_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match="is not a sample id"):

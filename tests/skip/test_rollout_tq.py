@@ -18,8 +18,6 @@ from rlskip.queue import KVBatchMeta, MemoryQueue, to_rows
 from rlskip.store.layout import part_name
 from tests.skip.trainers import Trainer, prompts, role_of, visit
 
-# -- end to end ---------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("model", ["counted", "status"])
 def test_the_second_run_generates_nothing_and_trains_on_the_same(
@@ -52,9 +50,8 @@ def test_a_recorded_failure_stays_a_failure(run: Callable[..., Any], model: str)
     first.n, first.fails = 3, {("a", 1)}
     rows = first.step(1, prompts("a"))
     assert {row["key"][0] for row in rows} == {0, 2}
-    second = run(model, viable)
+    second = run(model, viable, at=1)
     second.n = 3
-    SkipManager.set_step(1)
     batch = prompts("a")
     second.submit(batch)
     (uid,) = batch["uid"]
@@ -69,16 +66,12 @@ def test_a_recorded_failure_stays_a_failure(run: Callable[..., Any], model: str)
     second.buffer.clear(sampled)
 
 
-# -- which group for which prompt ---------------------------------------------------------
-
-
 def test_nothing_but_uids_goes_by_position(dumped: Callable[..., Any]) -> None:
     def uids_only(n: int) -> dict[str, Any]:
         return {"uid": prompts(*"x" * n)["uid"]}
 
     batch = uids_only(3)
-    trainer = dumped(batch)
-    SkipManager.set_step(3)
+    trainer = dumped(batch, at=3)
     again = uids_only(3)
     trainer.submit(again)
     rows = to_rows(trainer.queue.get([f"{uid}_0_0" for uid in again["uid"]], "train"))
@@ -144,9 +137,6 @@ def test_groups_go_to_the_dump_of_the_step_that_submitted_them(run: Callable[...
     second = run()
     assert train(second) == [["a"], ["b", "c", "d"]]
     assert second.submitted == []
-
-
-# -- misses, failures and refusals ------------------------------------------------------------
 
 
 def test_on_miss_error_refuses_before_anything_is_submitted(init: Callable[..., Path]) -> None:
@@ -227,19 +217,17 @@ def test_drop_fields(dumped: Callable[..., Any]) -> None:
 
 
 def test_options_are_checked_by_name(init: Callable[..., Path]) -> None:
-    init("rollout_tq")
-    SkipManager.set_step(1)
+    init("rollout_tq", at=1)
     for options, said in (
         ({"queu": MemoryQueue()}, "no option queu"),
         ({"queue": MemoryQueue(), "phase": "sampel"}, "phase 'sampel'"),
         ({}, "does not know the queue"),
     ):
-
-        @SkipManager.annotate(role="rollout_tq", **options)
-        def submit(prompts: Any) -> None: ...
-
+        submit = SkipManager.annotate(role="rollout_tq", **options)(lambda prompts: None)
         with pytest.raises(ConfigError, match=said):
             submit(prompts("a"))
+    with pytest.raises(ConfigError, match=r"skip\.rollout_tq\.match"):
+        init("rollout_tq", match="run")
 
 
 def test_rows_arrive_in_the_order_in_which_they_were_sampled(run: Callable[..., Any]) -> None:
@@ -267,9 +255,8 @@ def test_rows_arrive_in_the_order_in_which_they_were_sampled(run: Callable[..., 
 
 
 def test_repeat_counts_all_steps_from_the_present_one(run: Callable[..., Any]) -> None:
-    trainer = run()
+    trainer = run(at=1)
     weights = {"min_global_steps": 0, "max_global_steps": 1}
-    SkipManager.set_step(1)
     batch = prompts("a")
     trainer.submit(batch)
     [thread.join() for thread in trainer.threads]
@@ -278,9 +265,6 @@ def test_repeat_counts_all_steps_from_the_present_one(run: Callable[..., Any]) -
     rows = {row["key"]: row for row in run(action="repeat").step(5, prompts("b"))}
     row = rows[0, 0]
     assert (row["min_global_steps"], row["max_global_steps"], row["global_steps"]) == (4, 5, 5)
-
-
-# -- groups that a trainer evicts and replaces: dumped with their place, replayed with it -----
 
 
 @SkipManager.annotate(
@@ -305,11 +289,10 @@ def evict(trainer: Any, uids: list[str]) -> None:
     trainer.buffer.evict(uids, "train")
 
 
-@pytest.fixture
-def first(run: Callable[..., Any]) -> Any:
-    """A run whose step 3 evicted b and refilled e, and its uids."""
-    trainer = run()
-    SkipManager.set_step(3)
+def test_evicted_groups_are_dumped_with_their_place_and_replayed_with_it(
+    run: Callable[..., Any],
+) -> None:
+    trainer = run(at=3)
     batch = prompts(*"abcd")
     trainer.submit(batch)
     evict(trainer, [batch["uid"][1]])
@@ -317,38 +300,24 @@ def first(run: Callable[..., Any]) -> Any:
     assert meta is None, "a dump of evicted groups alone serves no batch"
     refill(trainer, prompts("e"))
     trainer.buffer.clear(trainer.sample(4)[0])
-    return trainer
-
-
-def test_evicted_groups_are_dumped_with_their_place(first: Any) -> None:
     store = SkipManager.store("rollout_tq")
     sampled, evicted = (store.read_meta(3, part_name(k)).info["groups"] for k in (0, 1))
     assert [position for _, position, _ in sampled] == [0, 2, 3, 4]
     assert [position for _, position, _ in evicted] == [1]
     assert store.read_meta(3, part_name(2)) is None
-
-
-def test_a_batch_with_its_refills_is_replayed(first: Any, run: Any) -> None:
-    trainer = run()
-    SkipManager.set_step(3)
+    trainer = run(at=3)
     assert role_of("rollout_tq").prompts_dumped(3) == 5
     assert role_of("rollout_tq").prompts_dumped(4) == 0
     trainer.submit(prompts(*"abcde"))
     assert trainer.submitted == []
-    trainer.buffer.clear(trainer.sample(5)[0])  # the queue is shared with the next test
-
-
-def test_a_refill_beyond_the_dump_is_generated(first: Any, run: Any) -> None:
-    trainer = run()
-    SkipManager.set_step(3)
+    trainer.buffer.clear(trainer.sample(5)[0])  # the queue is shared with the next run
+    run(prompt_len=9, on_mismatch="regenerate")
+    assert role_of("rollout_tq").prompts_dumped(3) == 0, "another config enlarges no batch"
+    # A refill beyond the dump is generated.
+    trainer = run(at=3)
     trainer.submit(prompts(*"abcd"))
     refill(trainer, prompts(*"exa"))
     assert trainer.submitted == ["x", "a"], "a's group has served already"
     trainer.buffer.clear(trainer.sample(7)[0])
     added = SkipManager.store("rollout_tq").read_meta(3, part_name(2)).info["groups"]
     assert [position for _, position, _ in added] == [5, 6]
-
-
-def test_another_config_enlarges_no_batch(first: Any, run: Any) -> None:
-    run(prompt_len=9, on_mismatch="regenerate")
-    assert role_of("rollout_tq").prompts_dumped(3) == 0

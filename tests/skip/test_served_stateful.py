@@ -101,9 +101,7 @@ class Served(RuleBasedStateMachine):
         self.step, self.refuses = 0, False
         on_replay = self.on_replay
 
-        @SkipManager.annotate(
-            role="rollout", stage="generate", lacks=self.lacks, on_replay=on_replay
-        )
+        @SkipManager.annotate("rollout", stage="generate", lacks=self.lacks, on_replay=on_replay)
         def generate(prompts: list[dict[str, Any]]) -> Any:
             return self.dispatcher.collect(prompts, step=self.step)[0]
 

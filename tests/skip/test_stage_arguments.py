@@ -88,8 +88,7 @@ def calls(init: Callable[..., Path]) -> Callable[..., str]:
 
     def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
         ran: list[int] = []
-        init(wait_s=0)
-        visit(1)
+        init(wait_s=0, at=1)
         try:
             function(ran, *args, **kwargs)
         except MismatchError as error:
@@ -225,13 +224,14 @@ def test_a_dump_that_was_made_before_a_name_was_ignored_is_replayed(calls: Any) 
     for ignore in (["n", "temperature", "x"], ["*"]):
         assert calls(stage(ignore=ignore), [1]) == "replayed"
     assert "arguments.x.temperature" in calls(stage(ignore=["n", "temperature"]), [1])
+    with pytest.raises(ConfigError, match="has no argument temprature"):
+        calls(annotated(ignore=["ran", "temprature"])(lambda ran, prompts, temperature=1: 0), [1])
 
 
 def test_a_part_of_plain_data_may_be_ignored(init: Any, calls: Any) -> None:
     first, second = ({"a": {"tag": tag, "k": 1}, "tone": tag} for tag in "ab")
     assert calls(stage(), [1], x=first) == "generated"
-    init(wait_s=0)
-    visit(2)
+    init(wait_s=0, at=2)
     stage()([], [1], x=first)  # whose prompts are no way out
     visit(1)
     with pytest.raises(MismatchError, match=r"'skip\.ignore=\[x\.a\.tag,x\.tone\]' says"):
@@ -241,26 +241,14 @@ def test_a_part_of_plain_data_may_be_ignored(init: Any, calls: Any) -> None:
     assert "x.a.k: 2 now" in calls(stage(ignore=["x.a.tag", "x.tone"]), [1], x=second)
 
 
-def test_an_ignored_name_that_the_function_lacks_is_refused(calls: Any) -> None:
-    def generate(ran: list[int], prompts: list[int], temperature: float = 1.0) -> None: ...
-
-    misspelt = SkipManager.annotate(role="rollout", ignore=["ran", "temprature"])(generate)
-    with pytest.raises(ConfigError, match="has no argument temprature"):
-        calls(misspelt, [1])
-
-
 def test_a_default_that_was_edited_is_a_mismatch_and_a_new_one_is_not(calls: Any) -> None:
-    def edited(ran: list[int], prompts: list[int], n: int = 2) -> None: ...
-
-    def extended(
-        ran: list[int], prompts: list[int], n: int = 4, temperature: float = 1.0, top_p: float = 1.0
-    ) -> None: ...
-
     annotate = SkipManager.annotate(role="rollout", stage="generate", ignore=["ran"])
+    extended = annotate(lambda ran, prompts, n=4, temperature=1.0, top_p=1.0: None)
     assert calls(stage(), [1]) == "generated"
-    assert calls(annotate(extended), [1]) == "replayed"
-    assert "arguments.top_p: 0.5 now, absent" in calls(annotate(extended), [1], top_p=0.5)
-    assert "arguments.n: 2 now, 4 in the dump" in calls(annotate(edited), [1])
+    assert calls(extended, [1]) == "replayed"
+    assert "arguments.top_p: 0.5 now, absent" in calls(extended, [1], top_p=0.5)
+    edited = annotate(lambda ran, prompts, n=2: None)
+    assert "arguments.n: 2 now, 4 in the dump" in calls(edited, [1])
 
 
 def test_a_dump_that_records_no_arguments_is_replayed_with_one_warning(
@@ -280,8 +268,8 @@ def test_a_dump_that_records_no_arguments_is_replayed_with_one_warning(
     assert "the dump does not record arguments.n" in line
 
 
-def annotated(prompts: Any = None, **options: Any) -> Any:
-    return SkipManager.annotate("rollout", prompts, stage="stage", ignore=["ran"], **options)
+def annotated(prompts: Any = None, ignore: Any = ("ran",), **options: Any) -> Any:
+    return SkipManager.annotate("rollout", prompts, stage="stage", ignore=ignore, **options)
 
 
 class Holder:
@@ -413,8 +401,7 @@ def test_an_attached_functions_arguments_count_but_those_it_ignores(
 
     def call(batch: dict[str, Any], tag: str, n: int) -> Any:
         node = {"target": "attached_stage:generate", "prompts": "batch.ids"}
-        init(attach={"rollout": node}, ignore=["tag"], wait_s=0)
-        SkipManager.set_step(1)
+        init(attach={"rollout": node}, ignore=["tag"], wait_s=0, at=1)
         return attached_stage.generate(print, batch, tag, n)
 
     assert call({"ids": [1], "x": 1}, "a", 2) == 2

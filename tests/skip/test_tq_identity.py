@@ -27,8 +27,7 @@ def prompts(*texts: str, run: str = "r") -> dict[str, Any]:
 @pytest.fixture
 def start(init: Callable[..., Path]) -> Callable[..., Any]:
     def start(wait: Callable[[], object] = int, stage: str = "submit", **skip: Any) -> Any:
-        init("rollout_tq", n=1, **skip)
-        SkipManager.set_step(1)
+        init("rollout_tq", n=1, at=1, **skip)
         return Loop(wait=wait, stage=stage)
 
     return start
@@ -136,24 +135,16 @@ def test_saved_seconds_are_what_sampling_took(
 
 
 @pytest.mark.parametrize(
-    "forge",
-    [
-        lambda tags: tags.pop(""),
-        lambda tags: tags.update({"x_0_0": {}}),
-        lambda tags: tags.update({"2_0_0": {}}),
-        lambda tags: tags.update({"no key of a group": {}}),
-        lambda tags: tags.update({"_0_0": 5}),
-    ],
+    "forged", [None, {"x_0_0": {}}, {"2_0_0": {}}, {"no key of a group": {}}, {"_0_0": 5}]
 )
-def test_a_forged_part_never_enters_the_queue(
-    start: Callable[..., Any], forge: Callable[[dict[str, Any]], Any]
-) -> None:
+def test_a_forged_part_never_enters_the_queue(start: Callable[..., Any], forged: Any) -> None:
     loop = start()
     loop.submit(prompts("x"))
     loop.sample()
     store = SkipManager.store("rollout_tq")
     value, meta = store.load(1), store.read_meta(1)
-    forge(value["groups"][0]["tags"])
+    tags = value["groups"][0]["tags"]
+    tags.update(forged) if forged else tags.pop("")
     store.quarantine(1, "for a test")
     store.save(1, value, identity=meta.identity, info=meta.info)
     again = start()
@@ -162,35 +153,29 @@ def test_a_forged_part_never_enters_the_queue(
     assert again.seen == [{"s-0": again.seen[0]["s-0"]}]
 
 
-@pytest.mark.parametrize("policy", ["error", "regenerate"])
-def test_prompts_that_cannot_be_compared_obey_on_mismatch(
-    start: Callable[..., Any], policy: str
-) -> None:
+def test_prompts_that_cannot_be_compared_obey_on_mismatch(start: Callable[..., Any]) -> None:
     odd = {**prompts("x"), "tool": [object()]}
-    loop = start(on_mismatch=policy)
-    if policy == "error":
-        with pytest.raises(UnsupportedTypeError, match="tool"):
-            loop.submit(odd)
-        assert loop.submitted == []
-    else:
+    loop = start(on_mismatch="error")
+    with pytest.raises(UnsupportedTypeError, match="tool"):
         loop.submit(odd)
-        assert loop.submitted == ["r-0"]
+    assert loop.submitted == []
+    loop = start(on_mismatch="regenerate")
+    loop.submit(odd)
+    assert loop.submitted == ["r-0"]
 
 
-@pytest.mark.parametrize("policy", ["error", "regenerate"])
 def test_by_prompt_groups_of_another_sampling_are_a_mismatch(
-    run: Callable[..., Any], policy: str, tmp_path: Path
+    run: Callable[..., Any], tmp_path: Path
 ) -> None:
     first = run()
     rows = [first.step(step, trained(*batch)) for step, batch in ((1, "ab"), (2, "cd"))]
-    second = run(match="prompt", on_mismatch=policy)
-    role = role_of("rollout_tq")
-    identities = role.dumps.identities
-    identities.conditions = identities.conditions.adding({"sampling.temperature": 0.5})
-    if policy == "error":
-        with pytest.raises(MismatchError, match=r"step 2 was made for .*temperature"):
-            second.step(1, trained(*"da"))
-        return
+    for policy in ("error", "regenerate"):
+        second = run(match="prompt", on_mismatch=policy)
+        identities = role_of("rollout_tq").dumps.identities
+        identities.conditions = identities.conditions.adding({"sampling.temperature": 0.5})
+        if policy == "error":
+            with pytest.raises(MismatchError, match=r"step 2 was made for .*temperature"):
+                second.step(1, trained(*"da"))
     second.step(1, trained(*"da"))
     assert second.submitted == ["d", "a"]
     assert not [*tmp_path.rglob("*.bad-*")]

@@ -26,9 +26,10 @@ HOST = {
 }
 
 
-def init(dump_dir: Path, role: str = "rollout", host: Any = None, **skip: Any) -> None:
+def init(dump_dir: Path, role: str = "rollout", host: Any = None, at: int = 0, **skip: Any) -> None:
     node = {"dump_dir": str(dump_dir), "validation": "replay", role: {"enable": True}, **skip}
     SkipManager.init({**(host or HOST), "skip": node})
+    SkipManager.set_step(at)
 
 
 class Calls:
@@ -94,11 +95,9 @@ def test_no_other_steps_dump_shows_a_validation(tmp_path: Path) -> None:
 
 def test_a_mismatch_of_validation_advises_no_other_step(tmp_path: Path) -> None:
     for step in (1, 2):
-        init(tmp_path)
-        SkipManager.set_step(step)
+        init(tmp_path, at=step)
         Calls().validate({"ids": [step], "validate": True})
-    init(tmp_path)
-    SkipManager.set_step(1)
+    init(tmp_path, at=1)
     with pytest.raises(MismatchError, match="as those of step 2") as caught:
         Calls().validate({"ids": [2], "validate": True})
     assert "match=run" not in str(caught.value)
@@ -110,12 +109,10 @@ def test_a_mismatch_of_validation_advises_no_other_step(tmp_path: Path) -> None:
 )
 def test_what_shapes_validation_is_compared(tmp_path: Path, key: str, differs: bool) -> None:
     init(tmp_path)
-    SkipManager.set_step(0)
     Calls().validate({"ids": [1]})
     host = OmegaConf.create(HOST)
     OmegaConf.update(host, f"actor_rollout_ref.rollout.{key}", 2)
     init(tmp_path, host=OmegaConf.to_container(host))
-    SkipManager.set_step(0)
     loop = Calls()
     refused = pytest.raises(MismatchError, match=r"(temperature|n): 2 now")
     with refused if differs else contextlib.nullcontext():

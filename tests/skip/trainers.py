@@ -46,9 +46,8 @@ class Stage:
     def at(self, step: int, prompts: Any = None, **kwargs: Any) -> int:
         """Call it in a new visit of `step`; which call's result came back."""
         visit(step)
-        got = self.generate(
-            {"ids": torch.arange(3) + step} if prompts is None else prompts, **kwargs
-        )
+        prompts = {"ids": torch.arange(3) + step} if prompts is None else prompts
+        got = self.generate(prompts, **kwargs)
         return int(got["tokens"][0, 0])
 
 
@@ -153,9 +152,7 @@ class Trainer:
             status = "failure" if failed else "finished"
             self.queue.put([uid], "train", tags=[{"status": status}])
 
-    @SkipManager.annotate(
-        role="rollout_tq", phase="sample", queue=lambda self, *_, **__: self.queue
-    )
+    @SkipManager.annotate("rollout_tq", phase="sample", queue=lambda self, *_, **__: self.queue)
     def sample(self, batch_size: int | None = None, partition_id: str = "train") -> Any:
         return self.buffer.sample(SkipManager.step or 0, partition_id, batch_size)
 

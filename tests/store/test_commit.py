@@ -12,8 +12,6 @@ from rlskip.jobs.alive import WORK
 from rlskip.store import CorruptDumpError, StepStore
 from tests.faulty_files import FaultyFiles, FileOperation
 
-# -- the order of writes, syncs and renames, as it was observed ----------------------------
-
 
 def _order(operations: list[FileOperation], *names: str) -> list[str]:
     return [f"{o.name} {o.path}" for o in operations if o.name in names and "job-" not in o.path]
@@ -66,9 +64,6 @@ def test_a_shard_is_gone_before_another_has_its_name(tmp_path: Path) -> None:
     assert syncs[-1] == "."
 
 
-# -- rivals ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("finds", "before"), [("save", "rename"), ("load", "stat")])
 def test_a_dump_that_takes_the_place_of_a_bad_one_is_not_quarantined(
     finds: str, before: str, store: StepStore, monkeypatch: pytest.MonkeyPatch
@@ -118,8 +113,6 @@ def test_between_the_renames_that_replace_a_shard_there_is_none(
     assert store.write(late, over=seen[1]) == (meta, False), "it was to replace another one"
     assert not list((tmp_path / WORK).glob("*~*"))
 
-
-# -- memory ------------------------------------------------------------------------------
 
 _MEMORY = """
     import json, os, resource, sys, threading

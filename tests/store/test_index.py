@@ -181,9 +181,6 @@ def test_jobs_that_append_at_once_and_are_killed_lose_no_line(store: StepStore) 
     assert {(line.batch, len(line.prompts)) for line in index.dumps.values()} == {("ab" * 200, 400)}
 
 
-# -- who lists runs ------------------------------------------------------------------------------
-
-
 def test_a_listing_reads_the_index_and_no_meta(store: StepStore) -> None:
     for step in range(5):
         save(store, step, "ab")

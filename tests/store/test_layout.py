@@ -35,6 +35,13 @@ def test_the_layout_of_the_design() -> None:
     assert directory == Path("/dumps/exp_proj/GBS256_N8_in1024_out4096")
     assert run_directory("~/d", "e", "p", 1, 1, 1, 1).is_relative_to(Path.home())
     assert run_directory("d", "e", "p", 1, 1, 1, 1).parts[0] == "d"
+    directory = run_directory("/dumps", "exp", "proj", 256, 8, "any", 4096)
+    assert run_name(directory) == "exp_proj/GBS256_N8_inany_out4096"
+    assert run_name(directory / "reward") == "exp_proj/GBS256_N8_inany_out4096/reward"
+    assert shape_of(directory.name) == {
+        "gbs": "256", "n": "8", "prompt_len": "any", "response_len": "4096",
+    }  # fmt: skip
+    assert shape_of("reward") is None
 
 
 @example("a/b", "a-b")
@@ -53,16 +60,6 @@ def test_no_name_leaves_dump_dir_and_no_two_collide(a: str, b: str) -> None:
         assert "\0" not in part
     assert (safe_name(a) == safe_name(b)) == (a == b)
     assert safe_name(safe_name(a)) == safe_name(a) or safe_name(a) != a
-
-
-def test_a_run_is_named_after_its_directory() -> None:
-    directory = run_directory("/dumps", "exp", "proj", 256, 8, "any", 4096)
-    assert run_name(directory) == "exp_proj/GBS256_N8_inany_out4096"
-    assert run_name(directory / "reward") == "exp_proj/GBS256_N8_inany_out4096/reward"
-    assert shape_of(directory.name) == {
-        "gbs": "256", "n": "8", "prompt_len": "any", "response_len": "4096",
-    }  # fmt: skip
-    assert shape_of("reward") is None
 
 
 _PLACES = st.builds(

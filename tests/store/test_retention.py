@@ -16,21 +16,17 @@ from rlskip.store import StepStore, dump, step_store
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
-def test_a_step_is_as_old_as_the_last_call_added_to_it(tmp_path: Path) -> None:
-    store = StepStore(tmp_path)
-    for written, step, call in [(1, 1, ""), (2, 2, ""), (3, 1, "part-1")]:
-        store.save(step, step, call=call)
-        os.utime(tmp_path / (f"{step}.{call}" if call else str(step)), (written, written))
-    StepStore(tmp_path, keep_last=2).save(3, 3)
-    assert store.steps() == [1, 3]
-
-
-def test_within_a_tick_of_the_clock_the_order_of_the_writes_decides(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ticks", [(1, 2, 3), (1, 1, 1)])
+def test_a_step_is_as_old_as_the_last_call_added_to_it(
+    tmp_path: Path, ticks: tuple[int, ...]
+) -> None:
+    """Within a tick of the clock, the order of the writes decides."""
     store = StepStore(tmp_path, keep_last=2)
-    for step, call in [(1, ""), (2, ""), (1, "part-1")]:
-        store.save(step, step, call=call)
-    for place in (place for of in store.listed_by_step().values() for place in of):
-        os.utime(place.directory, (1, 1))
+    names = ("1", "2", "1.part-1")
+    for name in names:
+        store.save(int(name[0]), name, call=name[2:])
+    for name, tick in zip(names, ticks, strict=True):
+        os.utime(tmp_path / name, (tick, tick))
     store.save(3, 3)
     assert store.steps() == [1, 3]
 

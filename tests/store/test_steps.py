@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlskip.format.dump_errors import VERSION
 from rlskip.store import AbsentDumpError, Identity, StepStore, UnsupportedTypeError, layout
@@ -90,10 +88,7 @@ def test_calls_of_a_step(store: StepStore) -> None:
 
 @pytest.mark.parametrize("call", ["stat", "open"])
 def test_what_another_host_removes_meanwhile_is_absent(
-    store: StepStore,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    call: str,
+    store: StepStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
     store.save(1, "x")
     real = getattr(os, call)
@@ -110,27 +105,6 @@ def test_what_another_host_removes_meanwhile_is_absent(
         store.load(1)
     monkeypatch.undo()
     assert store.load(1) == "x"
-
-
-# -- the listing -------------------------------------------------------------------------------
-
-
-@settings(max_examples=20)
-@given(st.sets(st.integers(0, 30), max_size=8), st.integers(0, 30))
-def test_repeat_chooses_by_the_four_rules(
-    tmp_path_factory: pytest.TempPathFactory, no_fsync: None, present: set[int], step: int
-) -> None:
-    store = StepStore(tmp_path_factory.mktemp("run"))
-    complete = {number for number in present if number % 3}
-    for number in present:
-        if number in complete:
-            store.save(number, number)
-        else:
-            (store.directory / str(number)).mkdir()
-            (store.directory / str(number) / "half").touch()
-    below, above = ([s for s in complete if (s <= step) is low] for low in (True, False))
-    assert store.nearest(step) == (max(below) if below else min(above, default=None))
-    assert store.steps() == sorted(complete)
 
 
 def test_a_step_added_within_a_tick_of_the_clock_is_seen(

@@ -15,8 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlskip._copies import BufferPool
-from rlskip.jobs import alive
-from rlskip.jobs.lease import SingleFlight
 from rlskip.store import DumpMeta, StepStore, UnsupportedTypeError, WriterTimeoutError
 from rlskip.store.dump import NewDump
 from rlskip.store.writer import Writer
@@ -158,30 +156,6 @@ def test_a_forked_child_starts_empty(store: StepStore, gate: threading.Event) ->
     writer.flush()
     assert store.steps() == [1, 2]
 
-
-def test_no_thread_left(
-    store: StepStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_thread(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(alive, "_HEART", alive._Heart())
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    rollouts = {str(i): torch.arange(1_000_000) + i for i in range(4)}
-    store.save(1, rollouts)
-    writer = Writer(store, timeout_s=5)
-    writer.save(2, rollouts)
-    writer.flush()
-    lease = SingleFlight(store.directory).enter(4, lambda: False)
-    assert lease is not None
-    lease.release()
-    for step in store.steps():
-        assert all(torch.equal(store.load(step)[key], rollouts[key]) for key in rollouts)
-    assert store.steps() == [1, 2]
-    assert "dumps are written without a separate thread: can't start new thread" in caplog.text
-
-
-# -- the memory of the copies ------------------------------------------------------------------
 
 PAGE = 1 << 21  # a huge page
 SIZE = PAGE // 4

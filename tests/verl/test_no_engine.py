@@ -25,8 +25,6 @@ CASES: dict[str, tuple[str, str, dict[str, str]]] = {
     "v1": ("v1", "rollout_tq", {}),
     "colocate_async": ("v1", "rollout_tq", {"V1_MODE": "colocate_async"}),
 }
-
-
 ALL = ("data.shuffle=True", "trainer.experiment_name=mine", STEPS)
 EACH = pytest.mark.parametrize("name", CASES)
 
@@ -69,16 +67,12 @@ def test_a_replay_starts_no_server_and_trains_the_same(verl091: Any, made: Any, 
 
 @pytest.mark.long
 @EACH
-def test_a_resumed_run_replays_what_is_left(verl091: Any, made: Any, name: str) -> None:
+def test_a_resumed_run_replays_what_is_left_and_a_new_reward_scores_it(
+    verl091: Any, made: Any, name: str
+) -> None:
     a = made(name)
     resumed = replay(verl091.train, a, name, *a.resume_after(1))
     assert resumed.grad_norms == a.grad_norms[1:]
-
-
-@pytest.mark.long
-@EACH
-def test_a_new_reward_function_scores_the_same_rollouts(verl091: Any, made: Any, name: str) -> None:
-    a = made(name)
     assert replay(verl091.train_by_coin, a, name).grad_norms != a.grad_norms
 
 

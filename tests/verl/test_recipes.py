@@ -40,38 +40,20 @@ def files(run: Any) -> list[str]:
     return sorted(path.partition(".")[0] for path in paths)
 
 
-# -- dynamic sampling ------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def dynamic(train: Train) -> Train:
-    return lambda name, *overrides, **more: train(
-        name, *ON, TIES, *overrides, MAIN="dynamic_sampling", DIFFER=HALF, **more
-    )
-
-
-@pytest.fixture(scope="module")
-def a(dynamic: Train) -> Any:
-    return dynamic("a", "skip.dump_dir=dumps")
-
-
-@pytest.fixture(scope="module")
-def b(dynamic: Train, a: Any) -> Any:
-    return dynamic("b", f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error", seed=2)
-
-
-def test_each_call_of_a_step_is_dumped(a: Any) -> None:
+def test_each_call_of_a_step_is_dumped_and_replayed(train: Train) -> None:
+    on, env = (*ON, TIES), {"MAIN": "dynamic_sampling", "DIFFER": HALF}
+    a = train("a", *on, "skip.dump_dir=dumps", **env)
+    replay = (f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
+    b = train("b", *on, *replay, seed=2, **env)
     assert a.output.count("made 2 calls") == 2
     assert a.generated == 2 * 2 * BATCH * N
     assert min(files(a).count(step) for step in "12") >= 2
-
-
-def test_each_call_of_a_step_is_replayed(a: Any, b: Any) -> None:
     assert b.generated == 0
     assert b.grad_norms == a.grad_norms
     assert len(a.grad_norms) == 2
     assert (b.summary["rollout"]["hits"], b.summary["rollout"]["misses"]) == (4, 0)
 
 
-# -- ReMax -----------------------------------------------------------------------------------
 @pytest.mark.long
 def test_remax_replays_its_greedy_baselines(train: Train) -> None:
     remax = ("algorithm.adv_estimator=remax", *ON)
@@ -83,7 +65,6 @@ def test_remax_replays_its_greedy_baselines(train: Train) -> None:
     assert len(a.grad_norms) == 2
 
 
-# -- verl's own recipes ------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for PYTHONPATH that has verl-recipe as `recipe`, the name it imports itself by."""

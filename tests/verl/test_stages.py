@@ -129,9 +129,6 @@ def test_v0_a_change_is_named_at_its_stage(
         assert (first["off"], first["at"]["b"]) == (1, None)
 
 
-# -- other trainers and hosts --------------------------------------------------------------------
-
-
 def states(answer: Any) -> dict[str, str]:
     """The state of each stage of step 1 but metrics."""
     found = answer.json["steps"][0]["stages"]

@@ -26,10 +26,7 @@ ALL = (
 )
 WHERE = "dumps/mine_verlcpu/GBS4_N2_in64_out16"
 LOGGED = f"reward.custom_reward_function.path={Path(__file__).with_name('reward.py')}"
-
-
 SEEN = "trainer.logger=[console,tensorboard]"
-
 ON = ("+skip=rollout_cache", "skip.steps=[1,2]")
 
 
@@ -48,34 +45,21 @@ def b(verl091: Any, a: Any) -> Any:
         f"++skip.rollout.dump_dir={a.folder}/dumps", "++skip.on_miss=error",
         "++skip.drop_fields=[rm_scores]", "++skip.gbs=4", "++skip.rollout.n=2",
     )  # fmt: skip
-    env = {
-        "REWARDED": str(verl091.folder / "rewarded"),
-        "TENSORBOARD_DIR": f"{verl091.folder}/board/b",
-    }
+    env = {"REWARDED": f"{verl091.folder}/rewarded", "TENSORBOARD_DIR": f"{verl091.folder}/board/b"}
     return verl091.train("b", "v0", *ALL, *on, LOGGED, SEEN, seed=2, **env)
 
 
 @pytest.fixture(scope="module")
 def c(verl091: Any) -> Any:
-    theirs = (
-        "skip.rollout.enable=True",
-        "skip.rollout.steps=[1,2]",
-        "skip.rollout.dump_dir=theirs",
-    )
+    theirs = [f"skip.rollout.{key}" for key in ("enable=True", "steps=[1,2]", "dump_dir=theirs")]
     return verl091.train("c", "v0", *ALL, *theirs, seed=2, VERL_USE_EXTERNAL_PLUGINS="none")
 
 
-def test_the_first_run_dumps(a: Any, c: Any) -> None:
+def test_the_first_run_dumps_and_counts(a: Any, c: Any) -> None:
     for step in (1, 2):
-        assert sorted(f.name for f in (a.folder / WHERE / str(step)).iterdir()) == [
-            "gen_batch.dp",
-            "meta.json",
-        ]
-    # As many generations as without rlskip.
-    assert a.generated == c.generated > SESSIONS
-
-
-def test_the_job_counts_what_the_process_that_trains_did(a: Any) -> None:
+        files = (a.folder / WHERE / str(step)).iterdir()
+        assert sorted(file.name for file in files) == ["gen_batch.dp", "meta.json"]
+    assert a.generated == c.generated > SESSIONS, "as many as without rlskip"
     counts = a.summary["rollout"]
     assert (counts["hits"], counts["misses"]) == (0, STEPS)
     assert counts["bytes_written"] > 0
@@ -85,6 +69,14 @@ def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any, c: Any) -> None:
     assert len(a.grad_norms) == STEPS
     assert b.grad_norms == a.grad_norms
     assert c.grad_norms != a.grad_norms
+    assert b.generated == c.generated - SESSIONS > 0, "validation is never skipped"
+    assert a.output.count("timing_s/agent_loop/slowest/generate_sequences:") == STEPS
+    assert "timing_s/agent_loop" not in b.output, "no times of the first run"
+    assert b.output.count("timing_s/gen:") == STEPS
+    verls = "[RolloutSkip()]"  # its own manager and ours never both act
+    assert verls not in a.output + b.output
+    assert verls in c.output
+    assert "rlskip:" not in c.output
 
 
 @pytest.mark.usefixtures("a", "b")
@@ -97,10 +89,6 @@ def test_tensorboard_shows_that_a_run_is_replayed(verl091: Any, scalars: Any) ->
     assert first["actor/grad_norm"] == second["actor/grad_norm"]
 
 
-def test_validation_is_never_skipped(b: Any, c: Any) -> None:
-    assert b.generated == c.generated - SESSIONS > 0
-
-
 def test_dropped_scores_are_computed_again(verl091: Any, b: Any) -> None:
     lines = [line.split() for line in (verl091.folder / "rewarded").read_text().splitlines()]
     assert [split for split, _ in lines].count("train") == SESSIONS
@@ -109,16 +97,3 @@ def test_dropped_scores_are_computed_again(verl091: Any, b: Any) -> None:
     assert told["train"] == told["test"]
     assert "tool_rewards" in told["train"]
     assert "scores are replayed" not in b.output
-
-
-def test_a_replayed_step_logs_no_times_of_the_first_run(a: Any, b: Any) -> None:
-    assert a.output.count("timing_s/agent_loop/slowest/generate_sequences:") == STEPS
-    assert "timing_s/agent_loop" not in b.output
-    assert b.output.count("timing_s/gen:") == STEPS
-
-
-def test_verls_own_manager_and_ours_never_both_act(a: Any, b: Any, c: Any) -> None:
-    verls = "[RolloutSkip()]"
-    assert verls not in a.output + b.output
-    assert verls in c.output
-    assert "rlskip:" not in c.output

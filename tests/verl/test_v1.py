@@ -28,11 +28,9 @@ ON = ("+skip=rollout_tq_cache", "skip.steps=[1,2]")
 WHERE = "dumps/mine_verlcpu/GBS4_N2_in64_out16"
 
 
-# -- role rollout_tq -----------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def a(verl091: Any) -> Any:
-    on = (*ON, "skip.dump_dir=dumps")
-    return verl091.train("v1_a", "v1", *ALL, *on)
+    return verl091.train("v1_a", "v1", *ALL, *ON, "skip.dump_dir=dumps")
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +61,6 @@ def failing(verl091: Any) -> Any:
     )  # fmt: skip
 
 
-def test_the_first_run_dumps_each_step(a: Any) -> None:
-    for step in (1, 2):
-        assert sorted(f.name for f in (a.folder / WHERE / str(step)).iterdir()) == [
-            "gen_batch.dp",
-            "meta.json",
-        ]
-
-
 def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any, failing: Any) -> None:
     assert len(a.grad_norms) == STEPS
     assert b.grad_norms == a.grad_norms
@@ -78,11 +68,17 @@ def test_the_second_run_replays_to_the_last_bit(a: Any, b: Any, failing: Any) ->
     assert float(failing.grad_norms[0]) != pytest.approx(float(a.grad_norms[0]), rel=1e-3)
 
 
-def test_validation_is_generated_and_training_is_not(a: Any, b: Any) -> None:
-    assert b.generated == a.generated - SESSIONS > 0
-
-
-def test_dropped_scores_are_computed_again(verl091: Any, b: Any) -> None:
+def test_what_is_dumped_counted_and_still_computed(verl091: Any, a: Any, b: Any) -> None:
+    for step in (1, 2):
+        files = (a.folder / WHERE / str(step)).iterdir()
+        assert sorted(file.name for file in files) == ["gen_batch.dp", "meta.json"]
+    assert "[RolloutTqSkip()]" not in a.output + b.output, "verl's own manager does not act"
+    assert not list(a.folder.rglob("tq_batch.pt"))
+    first, second = (run.summary["rollout_tq"] for run in (a, b))
+    assert (first["hits"], first["misses"]) == (0, STEPS)
+    assert (second["hits"], second["misses"]) == (STEPS, 0)
+    assert b.generated == a.generated - SESSIONS > 0, "validation"
+    # Dropped scores are computed again.
     assert (verl091.folder / "v1_rewarded").read_text().split().count("train") == SESSIONS
     assert "scores are replayed" not in b.output
 
@@ -97,18 +93,6 @@ def test_dumps_of_rollout_level_dispatch_are_replayed_without_it(verl091: Any) -
     assert second.grad_norms == first.grad_norms != []
 
 
-def test_verls_own_manager_does_not_act(a: Any, b: Any) -> None:
-    assert "[RolloutTqSkip()]" not in a.output + b.output
-    assert not list(a.folder.rglob("tq_batch.pt"))
-
-
-def test_the_jobs_count_what_the_trainer_did(a: Any, b: Any) -> None:
-    first, second = (run.summary["rollout_tq"] for run in (a, b))
-    assert (first["hits"], first["misses"]) == (0, STEPS)
-    assert (second["hits"], second["misses"]) == (STEPS, 0)
-
-
-# -- role rollout, which V1 never calls -----------------------------------------------------
 def test_without_the_option_it_is_refused_before_any_model_is_loaded(verl091: Any) -> None:
     """No option, no callback: the trainer's own process refuses."""
     run = verl091.train("v1_leaf", "v1", "skip.rollout.enable=True", fails=True)
@@ -117,7 +101,6 @@ def test_without_the_option_it_is_refused_before_any_model_is_loaded(verl091: An
     assert "WorkerDict" not in run.output
 
 
-# -- dispatch and replay buffer ------------------------------------------------------------
 def test_sessions_of_a_group_spread_over_the_workers(verl091: Any, failing: Any) -> None:
     ran = [json.loads(line) for line in (verl091.folder / "notes").read_text().splitlines()]
     groups = defaultdict(list)
@@ -130,14 +113,12 @@ def test_sessions_of_a_group_spread_over_the_workers(verl091: Any, failing: Any)
     assert apart, "one session at a time on each of two workers"
 
 
-def test_a_failed_session_is_complete_after_another_attempt(verl091: Any, failing: Any) -> None:
+def test_a_session_is_tried_again_and_a_failing_agent_loop_is_named(
+    verl091: Any, failing: Any
+) -> None:
     assert (verl091.folder / "notes.reset").exists()
     assert "is tried again: ConnectionError: connection reset" in failing.output
-    assert len(failing.grad_norms) == 1, "step 1 was trained"
-
-
-def test_a_failing_agent_loop_ends_in_the_named_error(failing: Any) -> None:
-    assert len(failing.grad_norms) == 1, "step 2 was not trained"
+    assert len(failing.grad_norms) == 1, "step 1 was trained, and step 2 was not"
     assert re.search(
         r"IncompleteRolloutError: partition 'train', step 2: incomplete groups:\n"
         r".*: expected 2, got 1 \(session 1 failed: data: ValueError: the sandbox is gone\)",
@@ -145,7 +126,6 @@ def test_a_failing_agent_loop_ends_in_the_named_error(failing: Any) -> None:
     )
 
 
-# -- role rollout_tq, prompt by prompt -------------------------------------------------------
 PLAIN = ("v1", "trainer.val_before_train=False", "+skip=rollout_tq_cache")
 
 
@@ -181,7 +161,6 @@ def test_a_step_of_which_some_prompts_have_dumps_generates_the_others(
     assert "rlskip/replayed:0.5" in run.output
 
 
-# -- role rollout_tq, groups without variance in the reward ----------------------------------
 @pytest.mark.long
 def test_filtered_groups_are_dumped_and_filtered_again(verl091: Any) -> None:
     """``algorithm.filter_groups`` (DAPO) replaces them: the reward is a coin, so about a half."""

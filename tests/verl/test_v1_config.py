@@ -16,12 +16,8 @@ from rlskip.keys import prompt_tag, row_tag, session_tag, status_tag
 from rlskip.queue import TransferQueueAdapter
 from tests.hosts import verl_config
 
-JOURNAL = (
-    "skip.rollout_tq.enable=true", "dispatch.rollout_level=true", "dispatch.journal=true"
-)  # fmt: skip
+JOURNAL = ("skip.rollout_tq.enable=true", "dispatch.rollout_level=true", "dispatch.journal=true")
 SAMPLER = "trainer.v1.sampler.custom_sampler"
-
-
 verl = functools.partial(verl_config.verl, "trainer.use_v1=true")
 
 
@@ -50,24 +46,22 @@ def test_nothing_is_plugged_in_without_dispatch_and_replay(more: tuple[str, ...]
 
 
 @pytest.mark.parametrize(
-    "flag", ["trainer.v1.rollout_level_dispatch=true", "dispatch.rollout_level=true"]
+    ("more", "manager", "on_incomplete"),
+    [
+        (["trainer.v1.rollout_level_dispatch=true"], OUR_MANAGER, "raise"),
+        (["dispatch.rollout_level=true"], OUR_MANAGER, "raise"),
+        (["replay.on_incomplete=min_viable", "replay.min_viable=3"], None, "min_viable"),
+    ],
 )
-def test_rollout_level_dispatch_plugs_in_the_manager_and_the_buffer(flag: str) -> None:
-    config = verl(flag)
+def test_what_is_plugged_in(more: list[str], manager: str | None, on_incomplete: str) -> None:
+    config = verl(*more)
     prepare(config)
     prepare(config)  # again: the launcher and the trainer do
-    assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class == OUR_MANAGER
+    assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class == manager
     assert sampler(config).custom_sampler == OUR_SAMPLER
     settings = sampler(config).sampler_kwargs
-    assert (settings.n, settings.val_n, settings.on_incomplete) == (4, 2, "raise")
-
-
-def test_a_replay_node_plugs_in_the_buffer_alone() -> None:
-    config = verl("replay.on_incomplete=min_viable", "replay.min_viable=3")
-    prepare(config)
-    assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class is None
-    assert sampler(config).custom_sampler == OUR_SAMPLER
-    assert sampler(config).sampler_kwargs.min_viable == 3
+    assert (settings.n, settings.val_n, settings.on_incomplete) == (4, 2, on_incomplete)
+    assert manager or settings.min_viable == 3
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,6 @@ def test_how_stale_a_session_may_be(tmp_path: Path, more: tuple[str, ...], span:
     assert start(verl(tmp_path, *ROLLOUT_LEVEL, *more))._max_span == span
 
 
-# -- the rows of two attempts at one session ------------------------------------------------------
 class Transfer:
     """The two names of `transfer_queue` that verl's worker uses, over a queue of this process."""
 
