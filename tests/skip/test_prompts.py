@@ -199,6 +199,8 @@ def test_a_stage_may_alter_its_input(init: Callable[..., Path]) -> None:
 
 @SkipManager.annotate(role="rollout")
 def generate(prompts: Any) -> list[int]:
+    if isinstance(prompts, list):  # a stage may alter its input: what it was given is recorded
+        prompts[:] = ["altered"] * len(prompts)
     return [1]
 
 
