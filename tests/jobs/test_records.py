@@ -66,9 +66,9 @@ def test_a_token_is_of_its_job_and_of_who_left_it(tmp_path: Path) -> None:
 
 def test_a_line_that_is_not_an_event_is_skipped(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, "rollout")
-    sizes = [{"bytes": value} for value in ("x", None, -1, 1.5, 10**400, [1])]
-    for odd in (*sizes, {"call": [1]}, {"seconds_saved": [1]}):
-        recorder.write("hit", run="e_p/shape", step=2, **odd)
+    odd = [("bytes", value) for value in ("x", None, -1, 1.5, 10**400, [1])]
+    for fact in (*odd, ("call", [1]), ("seconds_saved", [1])):
+        recorder.write("hit", run="e_p/shape", step=2, **dict([fact]))
     recorder.write("hit", step=object())  # nor is it JSON
     (file,) = (tmp_path / "records" / "job").iterdir()
     file.write_bytes(file.read_bytes() + b'{"role": ')  # of a write that failed half-way
