@@ -268,14 +268,15 @@ def test_in_a_test_the_failure_is_the_table(job_of: Callable[..., Side]) -> None
 def test_what_a_side_may_be(
     job_of: Callable[..., Side], rlskip: Any, tmp_path: Path, name: str
 ) -> None:
-    a, b = job_of("then", train), job_of("now", train)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "rlskip_summary.json").write_text(f'{{"stages": "{b.directory}"}}')
+    job_of("then", lambda step: train(step, lambda values: values + 1))
+    b, output = job_of("now", train), tmp_path / "out" / "rlskip_summary.json"
+    output.parent.mkdir()
+    output.write_text(f'{{"stages": "{b.directory}"}}')
     given = {"job": b.name, "path": b.directory, "dump_dir": tmp_path, "output": tmp_path / "out"}
-    answer = rlskip("compare", a.name, given[name], "-d", tmp_path)
+    answer = rlskip("compare", b.name, given[name], "-d", tmp_path)
     assert answer.code == 0, answer.err
     assert "Equal to the bit: 3 stages of steps 1,2" in answer.out
-    assert "nope: no such" in rlskip("compare", a.name, "nope", "-d", tmp_path).err
+    assert "nope: no such" in rlskip("compare", b.name, "nope", "-d", tmp_path).err
     # A long path wraps the line in any place.
     assert ("jobnow,thenewestof2" in "".join(answer.out.split())) == (name == "dump_dir")
 

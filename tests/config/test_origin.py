@@ -50,9 +50,7 @@ NOTEBOOK = "import __main__; del __main__.__file__\n" + SCRIPT
 PYTEST = "from say import say\ndef test_it(): print(say())\n"
 FILES = {
     "proj/.git/HEAD": "",
-    "proj/train.py": SCRIPT,
-    "proj/pkg/sub/run.py": SCRIPT,
-    "proj/pkg/__main__.py": SCRIPT,
+    **{f"proj/{name}.py": SCRIPT for name in ("train", "pkg/sub/run", "pkg/__main__", "own/setup")},
     "proj/workers.py": JOBLIB,
     "proj/cluster.py": RAY,
     "proj/jupyter.py": KERNEL,
@@ -74,6 +72,7 @@ PYTEST_RUN = ["-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "tests/test_
         ("proj/pkg", ["../train.py"], ("train", "proj", "proj/train.py")),
         ("proj", ["-m", "pkg.sub.run"], ("run", "proj", "proj/pkg/sub/run.py")),
         ("proj", ["-m", "pkg"], ("pkg", "proj", "proj/pkg/__main__.py")),
+        ("proj", ["own/setup.py"], ("setup", "own", "proj/own/setup.py")),
         ("alone", ["-c", SCRIPT], ("alone", "alone", "alone")),
         ("proj", ["lib/site-packages/ipykernel_launcher.py"], ("proj", "proj", "proj")),
         pytest.param("proj", ["jupyter.py"], ("proj", "proj", "proj"), marks=pytest.mark.data),
@@ -97,8 +96,8 @@ PYTEST_RUN = ["-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "tests/test_
         pytest.param("proj", ["cluster.py"], ("ray", "ray", "ray"), marks=pytest.mark.ray),
     ],
     ids=[
-        "script", "from elsewhere", "-m", "__main__", "-c, no project", "notebook", "kernel",
-        "installed", "torchrun", "torchrun -m", "joblib", "pytest", "ray job", "ray worker",
+        "script", "from elsewhere", "-m", "__main__", "nearest root", "-c, no project", "notebook",
+        "kernel", "installed", "torchrun", "torchrun -m", "joblib", "pytest", "ray job", "worker",
     ],
 )  # fmt: skip
 def test_what_names_a_run(

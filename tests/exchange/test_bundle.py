@@ -37,25 +37,25 @@ def run(tmp_path: Path, job_of: Any) -> Path:
     earned, made = rewards(), torch.Generator().manual_seed(2)
     old = -torch.rand(GROUPS * N, TOKENS, generator=made)
     new = old + 0.3 * torch.randn(GROUPS * N, TOKENS, generator=made)
+    mask = torch.tensor([1, 1, 0, 1, 1])  # a tool said one of the tokens
     rows = [
         {"prompt": f"what /home/me/secret is {i // N}?", "prompt_ids": [i // N, 1],
          "completion_ids": [i, *range(1, TOKENS)], "logprobs": old[i].tolist(),
-         "reward": earned[i].item()}
+         "completion_mask": mask.tolist(), "reward": earned[i].item()}
         for i in range(GROUPS * N)
     ]  # fmt: skip
     step = package.write(tmp_path / "dumps", rows, step=2, **NAMES)
     by_group = earned.view(GROUPS, N)
     scale = by_group.std(1, keepdim=True) + 1e-6
-    advantages = ((by_group - by_group.mean(1, keepdim=True)) / scale).view(-1)
+    gain = ((by_group - by_group.mean(1, keepdim=True)) / scale).view(-1, 1)
     ratio = torch.exp(new - old)
-    gain = advantages[:, None]
-    loss = torch.maximum(-gain * ratio, -gain * ratio.clamp(0.8, 1.2)).mean()
+    loss = torch.maximum(-gain * ratio, -gain * ratio.clamp(0.8, 1.2))[:, mask > 0].mean()
     batch = {name: [row[name] for row in rows] for name in ("prompt_ids", "completion_ids")}
     order = torch.randperm(len(rows), generator=made)
     moved = {name: [column[i] for i in order.tolist()] for name, column in batch.items()}
 
     def body(step: int) -> None:
-        package.record("advantages", advantages[order], rows=moved)
+        package.record("advantages", (gain * mask)[order], rows=moved)
         package.record("old_log_probs", old, rows=batch)
         package.record("log_probs", new, rows=batch)
         package.record("loss", loss)
@@ -234,18 +234,18 @@ def test_the_formulas() -> None:
 
 # As verl's compute_policy_loss: log-ratios within 20, padding of any value, a bound for losses.
 @pytest.mark.parametrize(
-    ("gap", "gain", "clip_c", "loss"),
+    ("gap", "gain", "clips", "loss"),
     [
-        (0.5, 1.0, None, -1.2),
-        (0.5, -1.0, None, math.exp(0.5)),
-        (2.0, -1.0, 3.0, 3.0),
-        (-2.0, -1.0, 3.0, 0.8),
-        (500.0, -1.0, None, math.exp(20.0)),
+        (0.5, 1.0, {}, -1.2),
+        (0.5, 1.0, {"clip_high": 0.28}, -1.28),
+        (0.5, -1.0, {}, math.exp(0.5)),
+        (2.0, -1.0, {"clip_c": 3.0}, 3.0),
+        (-2.0, -1.0, {"clip_c": 3.0}, 0.8),
+        (500.0, -1.0, {}, math.exp(20.0)),
     ],
 )
-def test_the_clipped_loss(gap: float, gain: float, clip_c: float | None, loss: float) -> None:
-    new, old = torch.tensor([gap, 1e6]), torch.tensor([0.0, 0.0])
-    mask = torch.tensor([1.0, 0.0])
-    found = clipped(new, old, torch.tensor([gain, 5.0]), mask, clip_c=clip_c)
+def test_the_clipped_loss(gap: float, gain: float, clips: dict[str, float], loss: float) -> None:
+    new, old, mask = (torch.tensor(one) for one in ([gap, 1e6], [0.0, 0.0], [1.0, 0.0]))
+    found = clipped(new, old, torch.tensor([gain, 5.0]), mask, **clips)
     assert found.item() == pytest.approx(loss)
     assert clipped(new, old, new, 0 * mask).item() == 0.0

@@ -302,12 +302,12 @@ def test_what_a_stage_gets_has_all_rows(run: Path) -> None:
 def test_later_turns_have_prompts_of_their_own(tmp_path: Path) -> None:
     run = run_directory(tmp_path, "mine", "math", 1, 2, "any", "any")
     rows = [
-        {"uid": "u", "session_id": k, "turn": turn, "prompt_ids": [1] * (1 + turn),
+        {"uid": "u", "session_id": k, "turn": turn, "prompt_ids": [1] * turn,
          "completion_ids": [k], "reward": float(turn)}
-        for turn in (1, 0) for k in range(2)
+        for turn in (2, 1) for k in range(2)
     ]  # fmt: skip
     written = rlskip.write(run, rows, step=1)
-    assert [(one.rows, one.reward) for one in written.sessions()] == [([2, 0], 1.0), ([3, 1], 1.0)]
+    assert [(one.rows, one.reward) for one in written.sessions()] == [([2, 0], 3.0), ([3, 1], 3.0)]
     assert rlskip.open(run)[1].dumps()[0].full_meta().info["rows_per_prompt"] == 4
 
 

@@ -356,14 +356,14 @@ def test_an_argument_at_its_default_equals_an_absent_one(now: Any, then: Any, mu
 
     assert made(now).differences(_again(made(then)))[0] == must
     assert bool(made(then).differences(made(now))[0]) == bool(must), "both ways"
+    assert made(({}, [])).compared_digest() == made(({"n": 4}, ["n"])).compared_digest()
 
 
 def test_arguments_that_are_ignored_now_are_not_compared() -> None:
     noted = {"defaults": []}
     then = Identity.of({"arguments.a.top_p": 1, "arguments.b": 2}, noted)
     for ignored, left in (((), 2), (("a",), 1), (("a", "b"), 0), (("*",), 0)):
-        now = Identity.of({}, noted, ignored)
-        assert len(now.differences(then)[0]) == left
+        assert len(Identity.of({}, noted, ignored).differences(then)[0]) == left
 
 
 def test_the_digest_is_of_role_stage_and_prompts_alone() -> None:

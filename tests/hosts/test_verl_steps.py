@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -93,7 +94,9 @@ def start(
 
         def generate(token: int, **meta: Any) -> int | None:
             rows = TensorDict({"input_ids": torch.tensor([[token]])}, batch_size=1)
-            trainer.manager.generate_sequences(DataProtoParts(rows, {}, meta))
+            own = {"uid": np.array([object.__repr__(rows)], object)}
+            found = trainer.manager.generate_sequences(DataProtoParts(rows, own, meta))
+            assert found.non_tensor_batch["uid"].tolist() == own["uid"].tolist(), "not the dump's"
             return SkipManager.step
 
         return trainer, generate

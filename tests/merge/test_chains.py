@@ -52,8 +52,7 @@ def test_chains_are_the_fewest(out):
 
 @given(batches)
 def test_every_sampled_token_is_trained_exactly_once(out):
-    # Each sampled token gets a name, stored as its log-prob.
-    names = iter(range(1, 10_000))
+    names = iter(range(1, 10_000))  # each sampled token gets a name, stored as its log-prob
     out["rollout_logprobs"] = [[next(names) for _ in row] for row in out["response_ids"]]
 
     def trained(out):
@@ -69,6 +68,7 @@ def test_every_sampled_token_is_trained_exactly_once(out):
     for strategy in ("adjacent", "chain"):
         merged, _, _ = merge(out, merge_config(strategy=strategy))
         assert sorted(trained(merged)) == sorted(trained(out))
+        list_rows(merged)  # the last turns are still the last rows
 
 
 @given(batches, st.integers(1, 12))

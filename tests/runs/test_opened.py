@@ -263,7 +263,7 @@ def test_runs_and_steps_are_named_and_sliced(dumps: Path) -> None:
     assert {row["run"] for row in runs.iter_rows(["reward"])} == {one.name for one in runs}
     assert [one.name for one in list(runs)[1:]] == [run.name]
     assert list(next(run.iter_rows(["run", "step", "reward"]))) == ["step", "call", "row", "reward"]
-    assert [step.number for step in run[2:]] == run[1:9][2:].steps() == [2, 3]
+    assert ([step.number for step in run[2:]], run[1:3][2:].steps()) == ([2, 3], [2])
     assert (run[::2].steps(), 2 in run, 9 in run) == ([2], True, False)
     assert (np.int64(2) in run, run[np.int64(2)]) == (True, run[2]), "as a table has them"
     assert repr(run) == f"<run {run.name}: steps 1-3>"

@@ -59,12 +59,14 @@ def test_each_call_is_counted_and_the_reason_of_a_miss_is_logged(
     dumped_calls: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     dumps = dumped_calls({1: "abc"})
-    step(1, *"ca")
-    step(1, *"c")
+    [step(1, *calls) for calls in ("ca", "c")]
+    dumped_calls({}, action="repeat")
+    assert step(2, *"wxyz") == ["a1", "b2", "c3", "c3"], "the last one from there on"
     (counted,) = tally_steps(dumps).values()
     hits = {key: tally.hits for key, tally in counted.items() if tally.hits}
-    store = SkipManager.store("rollout")
-    assert hits == {(1, ""): 1, (1, store.in_order(1)[2]): 2}
+    first, second, third = SkipManager.store("rollout").in_order(1)
+    assert hits == {(1, first): 2, (1, second): 1, (1, third): 4}
+    dumped_calls({})
     with caplog.at_level(logging.INFO):
         step(1, "a", "d")
     assert "no dump of the step that is left was made for such a call" in caplog.text

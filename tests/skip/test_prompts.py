@@ -166,7 +166,11 @@ def test_a_stage_may_alter_its_input(init: Callable[..., Path]) -> None:
 # -- what is said: how prompts differ, where the dump is, which of this host's keys help ------
 
 
-generate = SkipManager.annotate(role="rollout")(lambda prompts: [1])
+@SkipManager.annotate(role="rollout")
+def generate(prompts: Any) -> list[int]:
+    if isinstance(prompts, list):  # a stage may alter its input: what it was given is recorded
+        prompts[:] = ["altered"] * len(prompts)
+    return [1]
 
 
 def questions(*texts: str) -> list[dict[str, Any]]:

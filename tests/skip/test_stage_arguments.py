@@ -180,12 +180,9 @@ OTHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"images": {"f": print}}, "images: '<not compared>' now"),
     ({}, {"x": BIG}, "x: '<not compared>' now, absent"),
     ({"x": Sampling()}, {"x": Beams()}, "x.<type>: 'Beams' now, 'Sampling' in"),
-    (
-        {"x": [{"a": Pair(1)}]},
-        {"x": [{"a": Other(1)}]},
-        "x: [{'a': {'<type>': 'Other', 'a': 1}}] now",
-    ),
+    ({"x": [{"a": Pair(1)}]}, {"x": [{"a": Other(1)}]}, "x: [{'a': {'<type>': 'Other', 'a': 1}}]"),
     ({"x": re.compile(WIDE + "a")}, {"x": re.compile(WIDE + "b")}, "x: "),
+    ({"x": re.compile("a")}, {"x": re.compile("a", re.IGNORECASE)}, "x: "),
     ({"x": {"skip": 1}}, {"x": {"skip": 2}}, "x.skip: 2 now, 1 in"),
     ({"x": [{"skip": 1, "f": print, "n": 1}]}, {"x": []}, "x: [] now"),
 ]

@@ -38,19 +38,19 @@ def gate(store: StepStore, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 def test_what_is_saved_is_what_was_given(store: StepStore, gate: threading.Event) -> None:
     writer = Writer(store)
-    ids, noise = torch.arange(300_000), torch.rand(1000)
+    ids, noise, scores = torch.arange(300_000), torch.rand(1000), np.arange(3)
     turns, pixels = [[1, 2], [3] * 9], bytearray(b"abc")
-    before = (ids.clone(), noise.clone())
-    writer.save(1, (ids, noise, turns, pixels))
+    before = ids.clone(), noise.clone()
+    writer.save(1, (ids, noise, turns, pixels, scores))
     ids.zero_()
     noise.zero_()
     turns[0].append(99)
-    pixels[0] = 0
+    pixels[0] = scores[0] = 9
     gate.set()
     writer.flush()
     loaded = store.load(1)
     assert all(map(torch.equal, loaded, before))
-    assert loaded[2:] == ([[1, 2], [3] * 9], bytearray(b"abc"))
+    assert (*loaded[2:4], [*loaded[4]]) == ([[1, 2], [3] * 9], bytearray(b"abc"), [0, 1, 2])
 
 
 def test_memory_in_flight_is_bounded(store: StepStore, gate: threading.Event) -> None:
