@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +157,12 @@ class BatchHandle(Future[BatchReport]):
     def __await__(self) -> Generator[Any, None, BatchReport]:
         # A caller that stops waiting must not cancel it for the others.
         return asyncio.shield(asyncio.wrap_future(self)).__await__()
+
+    def add_done_callback(self, call: Callable[..., object]) -> None:
+        """As a Future's, on a thread of its own, where it may use the dispatcher."""
+        super().add_done_callback(
+            lambda its: threading.Thread(target=call, args=(its,), daemon=True).start()
+        )
 
     def cancel(self) -> bool:
         """Stop its sessions: each one without an outcome fails, and ``collect()`` has none."""
