@@ -205,7 +205,7 @@ def read_batch(
             raise BatchError(f"{own_n!r} sessions for prompt {i}", ROLLOUT_N, "set at least one")
         uid = str(plain(sample.get("uid", "")))
         if uid in ("", "None"):
-            raise BatchError("the batch has no uids", "uid", "add a field that names each prompt")
+            raise BatchError(f"prompt {i} has no uid", "uid", "add a field that names each prompt")
         batch.prompts.append(
             Prompt(
                 prompt=i,
