@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +158,12 @@ class BatchHandle(Future[BatchReport]):
         # A caller that stops waiting must not cancel it for the others.
         return asyncio.shield(asyncio.wrap_future(self)).__await__()
 
+    def add_done_callback(self, call: Callable[..., object]) -> None:
+        """As a Future's, on a thread of its own, where it may use the dispatcher."""
+        super().add_done_callback(
+            lambda its: threading.Thread(target=call, args=(its,), daemon=True).start()
+        )
+
     def cancel(self) -> bool:
         """Stop its sessions: each one without an outcome fails, and ``collect()`` has none."""
         self._groups.cancel(self)
@@ -199,7 +205,7 @@ def read_batch(
             raise BatchError(f"{own_n!r} sessions for prompt {i}", ROLLOUT_N, "set at least one")
         uid = str(plain(sample.get("uid", "")))
         if uid in ("", "None"):
-            raise BatchError("the batch has no uids", "uid", "add a field that names each prompt")
+            raise BatchError(f"prompt {i} has no uid", "uid", "add a field that names each prompt")
         batch.prompts.append(
             Prompt(
                 prompt=i,

@@ -64,6 +64,8 @@ class RolloutDispatcher:
         self.config: DispatchConfig = read_node(DispatchConfig, config)
         self.queue = queue
         self._pool = pool
+        if pool.groups is not None and not pool.groups.closed:
+            raise RlskipError("another RolloutDispatcher has this pool", remedy="close that first")
         if self.config.journal and journals is None:
             if store is None:
                 raise ConfigError(
@@ -130,15 +132,13 @@ class RolloutDispatcher:
                 "use raise, drop or min_viable (dispatch.max_retries and max_data_retries try "
                 "sessions again); refill is for ReplayBuffer(queue, refill=...)",
             )
-        batch = None
-        if prompts is not None:
-            batch = self._read(prompts, step, validate)
+        batch = None if prompts is None else self._read(prompts, step, validate)
+        if batch is not None:
             step, validate = batch.step, batch.validate
         partition = VAL if validate else TRAIN
         own = batch if batch_size is None else None
-        within = (
-            self._groups.ahead[partition] if own is None else Partition(partition, self._replay)
-        )
+        ahead = self._groups.ahead[partition]
+        within = ahead if own is None else Partition(partition, self._replay)
         call = SampleCall(self._replay, within, step_number(step), batch_size, time.monotonic())
         if batch is not None:
             self._groups.submit(batch, within)

@@ -51,13 +51,14 @@ class Pool(ABC):
     before its first session.
     """
 
-    passing: tuple[type[Exception], ...] = ()
-    """What may keep a successor from starting, and may not keep the next one."""
+    groups: Any = None  # of the dispatcher that opened it: told how sessions and workers end
+    passing: tuple[type[Exception], ...] = ()  # what keeps a successor, and not the next one
 
     def __init__(self, worker: Worker, workers: int, threads: int, restarts: float) -> None:
-        if (number := integer(workers)) is None or number < 1:
-            raise ValueError(f"a pool needs at least one worker, got {workers!r:.80}")
-        self.workers = number
+        for name, number in (("worker", workers), ("thread", threads)):
+            if (integer(number) or 0) < 1:
+                raise ValueError(f"a pool needs at least one {name}, got {number!r:.80}")
+        self.workers = number = int(workers)
         self.worker = worker
         # How many sessions a worker is assigned at once, so that none waits while its deadline
         # runs; None: any number.
@@ -73,7 +74,7 @@ class Pool(ABC):
         """Make a worker, to be awaited by its method ``ready``."""
 
     async def open(self, groups: Any) -> None:
-        """Make the workers; the groups of a dispatcher are told how sessions and workers end."""
+        """Make the workers."""
         self.groups = groups
         await asyncio.gather(*map(self._hire, range(self.workers)))
 
@@ -96,8 +97,7 @@ class Pool(ABC):
 
     def stop(self, job: Job) -> None:
         """Stop a session, as far as it can be, and replace a worker that does not answer."""
-        if (number := job.worker) in self._there:
-            worker = self._there[number]
+        if worker := self._there.get(number := job.worker):
             worker.stop(job)
             if number not in self._tasks:
                 self._tasks[number] = asyncio.ensure_future(self._look(number, worker))

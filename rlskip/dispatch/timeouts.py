@@ -60,10 +60,15 @@ async def failure_of(future: asyncio.Future[Any], seconds: float, what: str) -> 
 
     A future that takes longer is not cancelled.
     """
+    future.add_done_callback(_seen)
     await asyncio.wait([future], timeout=seconds)
     if not future.done():
         return NoAnswerError(f"{what} did not answer within {seconds:g} s")
     return future.exception()  # type: ignore[return-value]
+
+
+def _seen(it: asyncio.Future[Any]) -> object:  # else asyncio logs it, if nobody waits any more
+    return it.cancelled() or it.exception()
 
 
 class LoopThread:
@@ -105,6 +110,7 @@ class LoopThread:
             try:
                 return await call(*args)
             except BaseException as error:  # which nothing but the caller is to see
+                asyncio.current_task().add_done_callback(_seen)  # type: ignore[union-attr]
                 raise portable(error)  # noqa: B904 - it is the error itself, or has its cause
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop)
@@ -114,8 +120,7 @@ class LoopThread:
         running = self.ask(call, *args)
         if not wait([running], seconds).done:
             running.cancel()
-            what = getattr(call, "__qualname__", repr(call))
-            raise InfrastructureFailure(f"{what} took longer than {seconds:g} s")
+            raise InfrastructureFailure(f"{call.__qualname__} took longer than {seconds:g} s")
         return running.result()
 
     def close(self) -> None:
@@ -134,8 +139,8 @@ class LoopThread:
             tasks = asyncio.all_tasks(self.loop)
             for task in tasks:
                 task.cancel()
-            if tasks:
-                self.loop.run_until_complete(asyncio.wait(tasks, timeout=1))
+            turn = self.loop.create_task(asyncio.sleep(0))  # for callbacks of what has ended
+            self.loop.run_until_complete(asyncio.wait({turn, *tasks}, timeout=1))
         with contextlib.suppress(BaseException):
             self.loop.close()
 

@@ -76,12 +76,11 @@ class TransferQueueAdapter(TrajectoryQueue):
         is_batch = isinstance(fields, TensorDict) and all(
             isinstance(value, (torch.Tensor, NonTensorStack)) for value in fields.values()
         )
-        batch = fields
         if fields is not None and not is_batch:
             rows = to_rows(fields)
-            batch = to_batch(rows, rows[0])
+            fields = to_batch(rows, rows[0])
         copies = None if tags is None else [dict(tag) for tag in tags]
-        self._call("kv_batch_put", list(keys), partition, fields=batch, tags=copies)
+        self._call("kv_batch_put", list(keys), partition, fields=fields, tags=copies)
 
     def get(
         self,

@@ -11,7 +11,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from rlskip.batch.columns import uids_of
-from rlskip.dispatch import BatchError
+from rlskip.dispatch import BatchError, LocalPool
 from rlskip.errors import RlskipError
 from rlskip.queue import ReplayBuffer
 from tests.dispatch.conftest import evict
@@ -84,8 +84,11 @@ def test_uids_of_any_kind_are_named_as_the_role_for_queues_names_them(make_dispa
     assert list(dict.fromkeys(rows["uid"])) == uids_of(batch) == ["7", "8"]
 
 
-def test_a_queue_has_one_dispatcher_at_a_time(make_dispatcher, make_prompts, echo):
-    earlier, later = make_dispatcher(echo), make_dispatcher(echo)
+def test_a_queue_or_a_pool_has_one_dispatcher_at_a_time(make_dispatcher, make_prompts, echo):
+    pool = LocalPool(echo)
+    earlier, later = make_dispatcher(echo), make_dispatcher(pool)
+    with pytest.raises(RlskipError, match="another RolloutDispatcher has this pool"):
+        make_dispatcher(pool, queue=None)
     with pytest.raises(RlskipError, match="another RolloutDispatcher was made for this queue"):
         earlier.collect(make_prompts(1), step=1)
     assert later.submit(make_prompts(1), step=1).result(20).succeeded == 4

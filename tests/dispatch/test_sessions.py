@@ -59,8 +59,7 @@ def test_trajectory_info_is_plain_python(index, step):
         {"step": 3, "sample_index": 7, "rollout_n": 1, "validate": False},
         {"step": 3, "sample_index": 9, "rollout_n": 0, "validate": False},
     ]
-    kinds = {type(value) for entry in info for value in entry.values()}
-    assert kinds == {int, bool}
+    assert {type(value) for entry in info for value in entry.values()} == {int, bool}
 
 
 def test_seeds_are_stable_and_differ():

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import re
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -195,7 +196,9 @@ def test_a_caller_that_stops_waiting_leaves_the_batch_going_on(make, make_prompt
         release.wait(20)
         return {"responses": torch.ones(3)}
 
-    batch = make(worker, session_timeout_s=30).submit(make_prompts(2), step=1)
+    submit, inner = make(worker, session_timeout_s=30).submit, Future()
+    batch = submit(make_prompts(2), step=1)
+    batch.add_done_callback(lambda _: inner.set_result(submit(make_prompts(1, of="v"), step=2)))
 
     async def impatient():
         with pytest.raises(asyncio.TimeoutError):
@@ -209,6 +212,7 @@ def test_a_caller_that_stops_waiting_leaves_the_batch_going_on(make, make_prompt
 
     assert asyncio.run(impatient()).succeeded == 6
     assert batch.result(0).succeeded == 6
+    assert inner.result(20).result(20).succeeded == 3, "a callback may use the dispatcher"
 
 
 def test_the_list_of_waits_is_that_of_the_code():

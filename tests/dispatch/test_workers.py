@@ -124,10 +124,11 @@ def test_a_deadline_runs_from_the_sessions_own_start(make_dispatcher, make_promp
     assert all("dispatch.session_timeout_s" in cause for cause in report.failed.values())
 
 
-@pytest.mark.parametrize("workers", [0, None, 1.5, "2"])
-def test_a_pool_has_a_whole_number_of_workers(workers: Any) -> None:
-    with pytest.raises(ValueError, match="at least one worker"):
-        LocalPool(lambda session, sample: [], workers)
+@pytest.mark.parametrize("number", [0, None, 1.5, "2", -1])
+def test_a_pool_has_a_whole_number_of_workers(number: Any) -> None:
+    for workers, threads, what in ((number, 1, "worker"), (1, number, "thread")):
+        with pytest.raises(ValueError, match=f"at least one {what}"):
+            LocalPool(lambda session, sample: [], workers, threads=threads)
 
 
 def test_a_worker_whose_successor_cannot_be_made_is_lost(make_dispatcher, monkeypatch):
