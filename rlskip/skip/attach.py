@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 # What is attached in the present job. Functions stay wrapped (other modules may hold the wrapper
 # under another name) and look up here whether they are a stage.
-_attached: dict[str, _Attachment] = {}
+attached: dict[str, _Attachment] = {}
 
 
 def attach(
@@ -42,27 +42,27 @@ def attach(
             _attach(_Attachment(role, config, decorate))
         else:
             log.info("rlskip: skip.attach.%s has no effect: that role is off", role)
-    for attachment in _attached.values():
+    for attachment in attached.values():
         check(attachment.config.rows, f"skip.attach.{attachment.role}.rows")
         attachment.load_step()
 
 
 def detach() -> None:
-    _attached.clear()
+    attached.clear()
 
 
 def _attach(attachment: _Attachment) -> None:
     name = attachment.config.target
     owner = name.partition(":")[0]
-    _attached[name] = attachment
+    attached[name] = attachment
 
     @around
     def stage_if_attached(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        present = _attached.get(name)
+        present = attached.get(name)
         return (func if present is None else present.stage(func))(*args, **kwargs)
 
     def hook(module: ModuleType) -> None:
-        if name in _attached:  # else this hook is of an earlier job of this process
+        if name in attached:  # else this hook is of an earlier job of this process
             wrap_in(module, name, stage_if_attached, "skip.attach")
 
     when_imported(owner, hook)
@@ -82,7 +82,7 @@ class _Attachment:
     config: AttachConfig
     decorate: Callable[[Stage], Callable[..., Any]]
     _step_function: Callable[..., Any] | None = attrs.field(init=False, default=None)
-    _stages: dict[Callable[..., Any], Callable[..., Any]] = attrs.field(init=False, factory=dict)
+    stages: dict[Callable[..., Any], Callable[..., Any]] = attrs.field(init=False, factory=dict)
 
     def load_step(self) -> None:
         """Import the function that returns the step, so that a wrong name ends the job now."""
@@ -97,13 +97,13 @@ class _Attachment:
 
     def stage(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """`func` as a stage of the role."""
-        if func not in self._stages:
+        if func not in self.stages:
             try:
-                self._stages[func] = self.decorate(self._describe(func))
+                self.stages[func] = self.decorate(self._describe(func))
             except ConfigError as error:  # its names were typed here
                 where = f"skip.attach.{self.role}"
                 raise ConfigError(error.what, where, error.remedy) from None
-        return self._stages[func]
+        return self.stages[func]
 
     def _describe(self, func: Callable[..., Any]) -> Stage:
         config, where = self.config, f"skip.attach.{self.role}"

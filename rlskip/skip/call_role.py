@@ -197,6 +197,7 @@ class CallRole(Role):
     def _name(self, call: Call) -> None:
         """Give the call its identity, and by that its name and its place in the step."""
         if not call.name:
+            call.visit = call.visit or self._visit(call.step)  # a subclass may not have looked
             call.identity = call.identity or self.dumps.identities.of_call(call)
             call.name, call.place = call.visit.begin(call.identity.digest())
             call.cleanup.add(self._undo, call)

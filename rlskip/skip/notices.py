@@ -103,10 +103,10 @@ class Notices:
             if names:
                 log.warning(
                     "rlskip: role %s: %s: not compared, so other values replay the same dump: %s; "
-                    "annotate(identity=...) compares what shapes rollouts; annotate(ignore=[...]) "
-                    "or '%s=[%s]' says what does not",
+                    "annotate(identity=...) or skip.attach.%s.identity compares what shapes "
+                    "rollouts; annotate(ignore=[...]) or '%s=[%s]' says what does not",
                     self.role, stage, _first([f"{name} ({left[name]})" for name in names]),
-                    self.typed("skip.ignore"), ",".join(names[:_MAX_CHANGES]),
+                    self.role, self.typed("skip.ignore"), ",".join(names[:_MAX_CHANGES]),
                 )  # fmt: skip
             self._given.add(f"left of {stage}")
 

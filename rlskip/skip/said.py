@@ -28,6 +28,7 @@ from rlskip.config.skip import (
     as_given,
 )
 from rlskip.errors import ConfigError, NotInstalledError
+from rlskip.skip.attach import attached
 from rlskip.skip.role import Role
 from rlskip_conf import options
 
@@ -78,6 +79,8 @@ def warn_of_unlisted(role: str, local_config: Any) -> None:
 
 def why_uncalled(bypassed: Collection[str]) -> str:
     """Why a role that is on was not called, and what to type instead."""
+    if names := ", ".join(name for name, one in attached.items() if not one.stages):
+        return f"skip.attach names {names}, which nobody called: is it imported, by that name?"
     if not bypassed:
         return (
             "no function decorated with it was called; decorate the stage with "

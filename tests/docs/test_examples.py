@@ -200,7 +200,7 @@ def heading(program: str) -> str:
 @pytest.mark.parametrize("program", PROGRAMS, ids=heading)
 def test_the_example_runs(run: Any, program: str) -> None:
     done = run(program)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stdout + done.stderr
 
 
 HOST = next(program for program in PROGRAMS if "myhost" in program)

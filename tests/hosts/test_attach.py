@@ -273,19 +273,13 @@ def test_a_function_that_returns_no_step_bypasses_the_call(loop: Any, tmp_path: 
     assert loop.calls == [1, 2, 2]
 
 
-def test_a_role_that_is_off_attaches_nothing(
-    loop: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO"):
-        SkipManager.init(config(tmp_path, f"{loop.__name__}:generate", rollout={"enable": False}))
-    assert "skip.attach.rollout has no effect: that role is off" in caplog.text
-    assert loop.generate(1, {"ids": [1]}) == [2]
-
-
-def test_init_again_attaches_again(loop: Any, tmp_path: Any) -> None:
+def test_init_again_attaches_again(loop: Any, tmp_path: Any, caplog: Any) -> None:
     given = config(tmp_path, f"{loop.__name__}:generate")
-    SkipManager.init({"skip": {**given["skip"], "enable": False}})
-    assert loop.generate(1, {"ids": [1]}) == [2]
+    caplog.set_level("INFO")
+    for n, off in enumerate(({"enable": False}, {"rollout": {"enable": False}}), 1):
+        SkipManager.init({"skip": {**given["skip"], **off}})
+        assert loop.generate(1, {"ids": [1]}) == [2]
+        assert caplog.text.count("skip.attach.rollout has no effect: that role is off") == n
     for _ in range(2):  # under the callback a trainer may do so by itself
         SkipManager.init(given)
         with pytest.raises(StepNotSetError):
@@ -298,9 +292,12 @@ def test_init_again_attaches_again(loop: Any, tmp_path: Any) -> None:
     assert loop.generate(1, {"ids": [1]}) == [2]
 
 
-def test_a_hook_of_an_earlier_job_does_nothing_in_the_next(third_party: Any, tmp_path: Any) -> None:
+def test_a_hook_of_an_earlier_job_is_gone(third_party: Any, tmp_path: Any, caplog: Any) -> None:
     name = third_party(LOOP)
     SkipManager.init(config(tmp_path, f"{name}:Loop.nope"))
+    for step in (1, 2):
+        SkipManager.set_step(step)
+    assert f"skip.attach names {name}:Loop.nope, which nobody called: is it imported" in caplog.text
     SkipManager.reset()
     importlib.import_module(name)
 

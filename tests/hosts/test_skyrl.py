@@ -11,6 +11,7 @@ import asyncio
 import copy
 import random
 import types
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +108,7 @@ def test_evaluation_is_never_skipped(make: Any, batch: Any, tmp_path: Path) -> N
         assert SkipManager.bypassed == set()
 
 
-# The environment of the batches.
-JUDGE = "environment.skyrl_gym.llm_as_a_judge"
+JUDGE = "environment.skyrl_gym.llm_as_a_judge"  # the environment of the batches
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_skyrls_own_flag_is_honoured(make: Any) -> None:
     trainer = make({"merge": {}}, **STEP_WISE, **{"generator.merge_stepwise_output": True})
     assert trainer.cfg.generator.merge_stepwise_output is False
     assert trainer.postprocess_generator_output.__wrapped__ is not None
-    untouched = make({"merge": {}}, **STEP_WISE)
+    untouched = make(make_dataclass("Config", ["merge"])({}), **STEP_WISE)
     assert "postprocess_generator_output" not in vars(untouched)
 
 

@@ -95,9 +95,12 @@ def test_a_role_that_trl_never_asks_is_refused(
 def test_trl_attached_twice_is_as_if_attached_once(tmp_path: Path, given: bool | None) -> None:
     more = {} if given is None else {"restore_rng": given}
     on = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}, **more}}
-    twice = trainer(_generate=len, _metrics={}, log=print)
-    for _ in range(2):
-        trl.attach(twice, on)
-        assert twice._generate.generate is len
+    twice, other = (trainer(_generate=len, _metrics={}, log=print) for _ in range(2))
+    twice.model = SimpleNamespace(training=True)
+    for attached in (twice, twice, other):
+        trl.attach(attached, on)
+        assert attached._generate.generate is len
         role = SkipManager.skip_instances["rollout"].local_config
         assert role.restore_rng is (given is None)
+    with pytest.raises(ConfigError, match=r"another config was installed since"):
+        twice._generate(["p"])

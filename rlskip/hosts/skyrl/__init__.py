@@ -59,7 +59,7 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
         return experiment
 
     settings, recording = read_skip(config, HostFacts()), read_record(config)
-    merges, skips = "merge" in config, "skip" in config
+    merges, skips = (look_up(config, node) is not None for node in ("merge", "skip"))
 
     class Experiment(experiment):  # type: ignore[valid-type,misc]
         def get_inference_client(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
             if skips:
                 check_steps(trainer)
             if merges:
-                merge_turns(trainer, config)
+                merge_turns(trainer, look_up(config, "merge"))
             if recording.enable:
                 from rlskip.hosts.skyrl.stages import record_stages  # torch is the trainer's
 

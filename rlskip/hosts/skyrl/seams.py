@@ -36,14 +36,14 @@ def send_no_weights(trainer: Any) -> None:
     trainer.init_weight_sync_state = connect_to_nothing
 
 
-def merge_turns(trainer: Any, config: Any) -> None:
-    """Make `trainer` merge the turns of its trajectories, configured by ``config["merge"]``.
+def merge_turns(trainer: Any, merge_node: Any) -> None:
+    """Make `trainer` merge the turns of its trajectories, as `merge_node` says.
 
     Reward metrics are those of the unmerged turns. SkyRL's own merge is turned off.
     """
     generator = trainer.cfg.generator
     flag = {"merge_stepwise_output": generator.merge_stepwise_output}
-    settings = read_node(MergeConfig, {"merge": config["merge"], "generator": flag})
+    settings = read_node(MergeConfig, {"merge": merge_node, "generator": flag})
     if not settings.stepwise_output:
         return
     if not generator.step_wise_trajectories:

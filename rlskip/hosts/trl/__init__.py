@@ -29,8 +29,7 @@ from rlskip.skip.manager import SkipManager
 from rlskip.skip.names import ALL
 from rlskip.skip.preflight import preflight
 
-# The stages of a trainer.
-ROLES = (ROLE, VALIDATION_ROLE)
+ROLES = (ROLE, VALIDATION_ROLE)  # the stages of a trainer
 
 
 def attach(trainer: Any, config: Any = None) -> None:
@@ -52,8 +51,7 @@ def attach(trainer: Any, config: Any = None) -> None:
     config = read_config(config)
     if config is not None:
         settings = read_skip(config, HostFacts())
-        if (recording := read_record(settings.facts.config)).enable:
-            record_stages(trainer, recording)
+        record_stages(trainer, read_record(settings.facts.config))
         if ROLE in settings.roles:
             seam_of(trainer)  # before the facts, which only such trainers have
             settings = settings.complete(facts_of(trainer))
@@ -71,6 +69,7 @@ def attach(trainer: Any, config: Any = None) -> None:
     if not isinstance(trainer._generate, _Generation):
         trainer._generate = generation = _Generation(trainer, seam)
         trainer.log = around(generation.log)(trainer.log)
+    trainer._generate.settings = SkipManager.settings
 
 
 @contextlib.contextmanager
@@ -100,15 +99,21 @@ class _Generation:
         self.trainer = trainer
         self.generate = trainer._generate
         self._seam = seam
-        self._checked = False
+        self.settings: Any = None
+        self._checked: Any = None
 
     def __call__(self, prompts: Any) -> Any:
         training = self.trainer.model.training
         role = ROLE if training else VALIDATION_ROLE
         if role not in SkipManager.skip_instances:
             return self.generate(prompts)
+        if self.settings is not SkipManager.settings:
+            what = "another config was installed since, whose names and sizes its dumps would have"
+            raise ConfigError(
+                what, "rlskip.hosts.trl.attach", "attach a trainer before its train()"
+            )
         step = self.trainer.state.global_step + training
-        if training and not self._checked:
+        if training and self._checked is not self.settings:
             self._preflight(step)
         SkipManager.set_step(step)
         pad = getattr(getattr(self.trainer, "processing_class", None), "pad_token_id", None)
@@ -161,7 +166,7 @@ class _Generation:
 
     def _preflight(self, first: int) -> None:
         """Refuse steps from `first` to the last that would generate and must not."""
-        self._checked = True
+        self._checked = self.settings
         args, last = self.trainer.args, getattr(self.trainer.state, "max_steps", 0)
         # One generation may serve several steps, and a step may have several.
         a_step, times = args.gradient_accumulation_steps, getattr(self.trainer, "num_iterations", 1)

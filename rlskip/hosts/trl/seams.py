@@ -39,10 +39,7 @@ class Seam:
         return self.parts[number] if number < len(self.parts) else f"part_{number}"
 
 
-def _experimental(name: str) -> str:
-    return f"trl.experimental.{name}.{name}_trainer"
-
-
+_experimental = "trl.experimental.{0}.{0}_trainer".format
 _IDS = ("prompt_ids", "completion_ids")
 
 #: Trainers by the name of their class; a subclass has the seam of its base.

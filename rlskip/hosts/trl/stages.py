@@ -23,11 +23,13 @@ _RECORDING = "_rlskip_recording"  # the attribute of a trainer that is recorded
 
 def record_stages(trainer: Any, settings: RecordConfig) -> None:
     """Record the rewards, :data:`ENTRIES`, the policy's ``log_probs`` and the logs of training."""
-    if hasattr(trainer, _RECORDING):
+    known = getattr(trainer, _RECORDING, None)
+    recording = known or _Recording(trainer)
+    if settings.enable or known:  # else what Hydra's callback has started goes on
+        stages.start(settings, lambda: recording.step)
+    if known or not settings.enable:
         return
-    recording = _Recording(trainer)
     setattr(trainer, _RECORDING, recording)
-    stages.start(settings, lambda: recording.step)
     for name in (
         "_calculate_rewards", "_generate_and_score_completions", "_compute_loss",
         "_get_per_token_logps_and_entropies", "log",
