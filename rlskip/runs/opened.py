@@ -278,8 +278,8 @@ class Runs(Scope, Sequence[Run]):
             return self[0]
         names = ", ".join(str(run.directory) for run in self._runs[:5])
         what = f"{len(self) or 'no'} runs have dumps here"
-        names = names or "the skip.dump_dir of a job, or a run in it"
-        raise NoSuchPlaceError(what, str(self.directory), f"name one: {names}")
+        remedy = f"name one: {names}" if names else "name a dump_dir or a run in it"
+        raise NoSuchPlaceError(what, str(self.directory), remedy)
 
     def iter_dumps(self) -> Iterator[Dump]:
         for run in self._runs:
