@@ -159,7 +159,7 @@ def _is_mapping(value: Any) -> bool:
 
 def _is_sequence(value: Any) -> bool:
     if isinstance(value, np.ndarray):
-        return value.dtype == object and (value.size > 0 or value.ndim == 1)
+        return value.dtype == object and value.ndim > 0 and (value.size > 0 or value.ndim == 1)
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
     return is_list or is_lazy(value)
 

@@ -100,6 +100,7 @@ _EQUAL: list[tuple[Any, Any]] = [
     (True, torch.tensor(True)),
     ("a", np.str_("a")),
     (float("nan"), np.float32("nan")),
+    (5, np.array(5, object)),
     (float("nan"), float(_NEGATIVE_NAN[0])),
     (np.array([1.0, np.nan]), np.array([1.0, _NEGATIVE_NAN[0]])),
     (torch.tensor([np.nan], dtype=torch.bfloat16), -torch.tensor([np.nan]).bfloat16()),
