@@ -335,6 +335,10 @@ class Served(RuleBasedStateMachine):
 
         If it is not `exact`, groups of a dump that is not known were rejected before.
         """
+        if self.skip["journal"]:
+            for step in {at for at, *_ in self.journals if at < self.step}:
+                if str(step) in (name for name, _ in self.places()):  # they are done with
+                    self.journals = {k: v for k, v in self.journals.items() if k[0] != step}
         if not exact:
             self.resumed: Sessions = {}
             return
@@ -342,9 +346,6 @@ class Served(RuleBasedStateMachine):
         sessions = [(i, k) for i in range(len(batch)) for k in range(N)]
         known: Sessions = {}
         if self.skip["journal"]:
-            for step in {at for at, *_ in self.journals if at < self.step}:
-                if str(step) in (name for name, _ in self.places()):  # they are done with
-                    self.journals = {k: v for k, v in self.journals.items() if k[0] != step}
             key = self.step, self.equal[prompts], prompts, again
             known = self.journals.setdefault(key, {}).setdefault(self.attempts[key], {})
             self.attempts[key] += 1
