@@ -80,8 +80,8 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
 
     Raises UnsupportedTypeError for a part that cannot be compared, and names its place.
     """
-    counted = without_volatile(frozenset(volatile), prompts)
-    return _hash_of(_encoded(plain_json(counted, "prompts")).encode())
+    plain = plain_json(prompts, "prompts", volatile=frozenset(volatile))
+    return _hash_of(_encoded(plain).encode())
 
 
 def without_volatile(volatile: frozenset[str], prompts: Any) -> Any:
@@ -97,16 +97,21 @@ def without_volatile(volatile: frozenset[str], prompts: Any) -> Any:
     return prompts
 
 
-def plain_json(value: Any, where: str, simplify: Callable[[Any], Any] | None = None) -> Any:
+def plain_json(
+    value: Any,
+    where: str,
+    simplify: Callable[[Any], Any] | None = None,
+    volatile: frozenset[str] | None = None,
+) -> Any:
     """`value` as plain JSON that differs for any two values that are not equal.
 
     Raises UnsupportedTypeError for a part that cannot be compared; `where` is the name of the
     value. `simplify` is called with each part before it is converted: it returns a simpler value,
-    or raises what ends the conversion.
+    or raises what ends the conversion. A batch is without its `volatile` fields.
     """
     conversion = _Conversion(simplify)
     try:
-        return conversion.plain(value)
+        return conversion.plain(value if volatile is None else without_volatile(volatile, value))
     except MemoryError:
         raise
     except Exception as error:
