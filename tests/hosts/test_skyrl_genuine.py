@@ -253,7 +253,8 @@ def test_merged_turns_train_as_unmerged_ones(sky: Any) -> None:
     assert all(8 <= rows < 16 for rows in after)
     assert merged.values("generate/batch_num_seq") == after
     # A loss on the samples of its own policy may be 0.0. AdamW enlarges the rounding of step 1.
-    assert all(unmerged.values(NORM))
+    # In a step of so few samples all groups may be of equal rewards.
+    assert any(unmerged.values(NORM))
     for name in (LOSS, NORM):
         assert merged.values(name) == pytest.approx(unmerged.values(name), rel=1e-3, abs=1e-6)
 
