@@ -118,12 +118,12 @@ def _eligible_call(
         if (step := stage.step_of(*args, **kwargs)) is None:
             return None
         manager.set_step(step)
-    skip.was_listed |= stage.role not in manager._unlisted
     if observes:
         step = -1 if manager.step is None else manager.step
         return Call(stage, args, kwargs, step, recorder.write, is_observed=True)
     if stage.role in manager._unlisted or skip.role in enclosing.get().calls:
         return None
+    skip.was_listed = True
     call = Call(stage, args, kwargs, record=recorder.write)
     if is_validation(call.prompts) and not skip.serves_validation:
         return None
