@@ -187,7 +187,7 @@ def _some(column: Any, rows: Sequence[int], n: int) -> Any:
 def _entry(batch: TensorDictBase, name: str) -> Any:
     try:
         return batch._get_str(name, None)
-    # A lazy stack of tensors of several shapes, or along another dimension of what is no tensor.
+    # A lazy stack of tensors of several shapes, or of other values along another dimension.
     except (RuntimeError, AttributeError):
         return [unwrapped(_entry(part, name)) for part in batch.tensordicts]
 

@@ -143,7 +143,7 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
         remedy = "install rlskip into the environment that runs this application and check with "
         remedy += "`python <app> --info plugins` (look for RlskipSearchPathPlugin)"
         if plain not in (known := sorted(options(name))):
-            what, remedy = f"{plain!r} is no option of rlskip's", f"choose one: {', '.join(known)}"
+            what, remedy = f"rlskip has no option {plain!r}", f"choose one: {', '.join(known)}"
         raise NotInstalledError(what, name, remedy + check.if_own(name))
     if plain is not None and not isinstance(plain, dict):
         what = f"expected a mapping, got {plain!r}"

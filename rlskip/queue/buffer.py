@@ -172,7 +172,8 @@ class ReplayBuffer:
     def _evict(self, found: Eviction, call: SampleCall) -> None:
         """Tell of, replace and delete groups: what raises leaves them to another call."""
         groups, known = [group for some in found.values() for group in some], call.partition
-        # In this order: if `on_evict` raises, the step is what it was.
+        # In this order: if `on_evict` raises, no replacement is in the queue, and the step is what
+        # it was.
         new = [group for group in groups if not group.told]
         if new and self._on_evict is not None and not known.validates:
             self._on_evict(_batch(new, known.name, failed=True))

@@ -147,9 +147,10 @@ class PromptGroup:
 
     def rows(self, *, failed: bool = False) -> list[tuple[str, Tag]]:
         """The rows of the sessions that succeeded, or all, by session and index."""
-        places = [place for rows in self._tally()[0].values() for place in rows]
         if failed:
             places = sorted(place for place in self.entries if len(place) == 2)
+        else:
+            places = [place for rows in self._tally()[0].values() for place in rows]
         return [self.entries[place] for place in places]
 
     def state(self, viable: int | None) -> State | None:

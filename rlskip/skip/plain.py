@@ -104,7 +104,7 @@ def _simpler(value: Any) -> Any:
 
 
 def unwrapped(value: Any) -> Any:
-    """What a read-only view shows, and the value of a member of an enum that is no single value."""
+    """What a read-only view shows, and what an enum's member holds, if that has parts."""
     if type_of(value) is types.MappingProxyType:
         return gc.get_referents(value)[0]  # any other way calls what it shows
     if issubclass(type_of(value), enum.Enum):

@@ -256,7 +256,7 @@ def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any], on_
     [
         ([], "a: 1\n", "skip: the config has no such node"),
         (["+skip=rolout_cache"], "a: 1\n", "rollout_tq_repeat"),
-        (["+skip=on"], "a: 1\n", "skip: 'on' is no option of rlskip's"),
+        (["+skip=on"], "a: 1\n", "skip: rlskip has no option 'on'"),
         (["+skip=rollout_cache", "skip.rollout.enable=false"], "a: 1\n",
          "skip.rollout.enable: it is false, although"),
         (["+skip=rollout_cache", "skip.stepz=[1]"], "a: 1\n", "skip.stepz: unknown key"),
