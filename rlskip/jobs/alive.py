@@ -6,13 +6,13 @@ it by its token::
 
     .work/job-{token}             the process: its host, its number, when it began
     .work/{label}~{token}-{n}     what it holds: a staging directory, or an empty mark
-    .work/lease-{step}[-{call}]   contains "{token}-{n}": who generates a step (rlskip.jobs.lease)
+    .work/lease-{step}[-{call}]   a link to "{token}-{n}": who generates a step (rlskip.jobs.lease)
 
 A job is dead if its process has ended, which is known at once on its host and in its container;
 elsewhere if its file was not touched for `DEAD_S` seconds, by the clock of the file system: that of
-this host may differ. What names nobody, as the lease of a job that was killed before it wrote it,
-is as old as itself. There are no locks. All depends on an order: a job's file is there before
-anything that the job holds, and goes after it.
+this host may differ. What names nobody, as what somebody else put here, is as old as itself. There
+are no locks. All depends on an order: a job's file is there before anything that the job holds, and
+goes after it.
 """
 
 from __future__ import annotations
@@ -227,8 +227,10 @@ def owner_of(work: Folder, name: str) -> str:
     """Who made an entry of ``.work``; raises FileNotFoundError where a lease is gone."""
     if name.startswith(LEASE):
         try:
-            return work.read(name, _MAX_FILE).decode("utf-8", "replace")
-        except RefusedFileError:  # a link, a FIFO or a directory
+            return os.readlink(name, dir_fd=work.handle)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # there is something else, which no job of ours made
+                raise
             return ""
     return f"{name.removeprefix(_JOB)}-0" if name.startswith(_JOB) else name.rpartition("~")[2]
 

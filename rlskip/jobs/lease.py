@@ -1,6 +1,6 @@
 """Single flight: of several jobs that lack a step one generates it, and the others wait for it.
 
-A lease is a file that one job can create, and that names its owner. A waiting job takes it over
+A lease is a link that one job can create, and that names its owner. A waiting job takes it over
 once the owner is dead (:mod:`rlskip.jobs.alive`). Leases save work; they are not what keeps dumps
 safe. If two jobs ever generate the same step, one dump is kept.
 """
@@ -41,7 +41,9 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
         owner = alive.own(self._root)
         try:
             with open_folder(self._root, WORK) as work:
-                alive.write_new(work, self.name, owner.encode())
+                # A link has its owner from its first moment. A file would be empty until it is
+                # written, and name nobody if its job were killed in between.
+                os.symlink(owner, self.name, dir_fd=work.handle)
         except FileExistsError:
             return False
         self._owner = owner

@@ -188,8 +188,8 @@ def test_what_a_job_made_just_before_it_died_goes_with_it(
 
     def listdir(path: Any) -> list[str]:
         names = real(path)
-        if not last.exists() and "job-0123456789abcdef" in names:
-            last.write_text("0123456789abcdef-8")
+        if not last.is_symlink() and "job-0123456789abcdef" in names:
+            last.symlink_to("0123456789abcdef-8")
         return names
 
     another_job(root, **{**process, "pid": 2**22 + 1})

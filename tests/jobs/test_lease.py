@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from rlskip._files import Folder
 from rlskip.jobs import alive
 from rlskip.jobs.lease import Lease, SingleFlight
 from rlskip.jobs.ranks import RankGroup
@@ -50,7 +49,7 @@ def lease_in(file: Path) -> Lease:
 def other(file: Path) -> Path:
     """The file of another host's job, which has the lease; touched, it is a sign of life."""
     file.parent.mkdir(parents=True)
-    file.write_text("0123456789abcdef-0")
+    file.symlink_to("0123456789abcdef-0")
     job = file.with_name("job-0123456789abcdef")
     job.write_text("{}")
     return job
@@ -66,23 +65,24 @@ def test_what_is_there_needs_no_lease(enter: Any, file: Path) -> None:
     looks = []
 
     def look() -> bool:
-        looks.append(file.exists())
+        looks.append(file.is_symlink())
         return True
 
     assert enter(look) is None
     assert looks == [True], "looked while holding the lease: its last owner may just have finished"
-    assert not file.exists()
+    assert not file.is_symlink()
 
 
 def test_other_steps_and_calls_do_not_wait(enter: Any, file: Path, clock: MockClock) -> None:
     leases = [enter(step=1), enter(step=2), enter(call="a-0"), enter(call="a-1")]
-    assert (None in leases, file.exists(), clock.now) == (False, True, 0)
+    assert (None in leases, file.is_symlink(), clock.now) == (False, True, 0)
     for _ in range(2):
         leases[0].release()
-    assert not file.exists()
-    file.with_name("lease-2").write_text("0123456789abcdef-0")
+    assert not file.is_symlink()
+    file.with_name("lease-2").unlink()
+    file.with_name("lease-2").symlink_to("0123456789abcdef-0")
     leases[1].release()
-    assert file.with_name("lease-2").exists(), "another job has taken it over"
+    assert file.with_name("lease-2").is_symlink(), "another job has taken it over"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -94,8 +94,8 @@ def test_a_forked_child_gives_nothing_back(file: Path) -> None:
             lease.release()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        assert file.exists()
-    assert not file.exists()
+        assert file.is_symlink()
+    assert not file.is_symlink()
 
 
 _ENDS = """
@@ -128,7 +128,7 @@ def test_waiting_is_bounded(
     owner: str, enter: Any, other: Path, file: Path, clock: MockClock,
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    def fail(*_: object) -> bytes:
+    def fail(*_: object, **__: object) -> str:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     if owner == "of this process":
@@ -136,13 +136,13 @@ def test_waiting_is_bounded(
         lease_in(file).acquire()
         silence(*file.parent.glob("job-*"))
     elif owner == "that cannot be read":
-        monkeypatch.setattr(Folder, "read", fail)
+        monkeypatch.setattr(os, "readlink", fail)
     lease = enter(wait_s=300)
     monkeypatch.undo()
     assert clock.now == pytest.approx(300, abs=2)
     assert "timed out" in caplog.text
     lease.release()
-    assert file.exists(), "the owner keeps its own"
+    assert file.is_symlink(), "the owner keeps its own"
 
 
 def test_of_several_that_take_over_one_does(store: StepStore, other: Path) -> None:
@@ -163,7 +163,9 @@ def test_of_several_that_take_over_one_does(store: StepStore, other: Path) -> No
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("make", [lambda file: file.symlink_to("x"), os.mkfifo, Path.mkdir])
+@pytest.mark.parametrize(
+    "make", [lambda file: file.symlink_to("x"), os.mkfifo, Path.touch, Path.mkdir]
+)
 def test_what_is_not_a_lease_is_taken_over_like_a_dead_one(
     make: Callable[[Path], Any], enter: Any, file: Path
 ) -> None:
@@ -171,7 +173,7 @@ def test_what_is_not_a_lease_is_taken_over_like_a_dead_one(
     make(file)
     silence(file)
     with enter():
-        assert file.is_file(), "it is a lease now"
+        assert alive.is_mine(os.readlink(file)), "it is a lease now"
     assert not file.with_name("x").exists()
 
 
@@ -191,10 +193,10 @@ def test_a_lease_that_is_another_jobs_by_now_is_not_taken_away(
     silence(other)
     monkeypatch.setattr(os, "rename", rename)
     with enter(wait_s=90):  # and then it waits for the third one
-        assert file.exists()
-    assert file.exists()
+        assert file.is_symlink()
+    assert file.is_symlink()
     third.release()
-    assert not file.exists()
+    assert not file.is_symlink()
 
 
 def test_an_error_while_looking_gives_the_lease_back_and_the_other_ranks_learn_of_it(
@@ -215,4 +217,4 @@ def test_an_error_while_looking_gives_the_lease_back_and_the_other_ranks_learn_o
     with pytest.raises(ValueError, match="other prompts"):
         SingleFlight(store.directory).enter(1, look)
     assert told == [(False, True), (True, False)], "it may generate; it fails, and sees no dump"
-    assert not file.exists()
+    assert not file.is_symlink()

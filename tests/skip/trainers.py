@@ -61,7 +61,7 @@ def steps_on_disk(dump_dir: Path) -> list[str]:
 
 def leases(dumps: Path) -> list[Path]:
     """The leases that are held under a dump_dir."""
-    return [p for p in dumps.rglob(".work/lease-*") if p.is_file()]
+    return [*dumps.rglob(".work/lease-*")]
 
 
 # -- a trainer with a queue ---------------------------------------------------------------
