@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -46,6 +47,9 @@ class Identities:
             noted["versions.engine"] = str(facts.engine)
         if place:
             noted["place"] = place
+        for name in [name for name in sampling if name.endswith("_path")]:
+            if (file := Path(str(sampling[name]))).is_file():  # which is edited in its place
+                noted[f"content of {name}"] = xxhash.xxh3_64_hexdigest(file.read_bytes())
         c = local_config
         compared = {
             "role": role,

@@ -24,7 +24,11 @@ def pixels(value: Any) -> Any:
     return np.asarray(value).tolist()
 
 
-def make_trainer(made: list[int], logprobs: Any = None, **more: Any) -> Any:
+# What shapes nothing without vLLM, or without tools, or is empty.
+IDLE = {"vllm_max_model_length": 9, "max_tool_calling_iterations": 3, "generation_kwargs": {}}
+
+
+def make_trainer(made: list[int], logprobs: Any = None, given: Any = (), **more: Any) -> Any:
     """As much of a GRPOTrainer as `attach` and `_generate` use; each generation adds to `made`."""
 
     def generate(prompts: list[Any]) -> tuple[Any, ...]:
@@ -36,7 +40,7 @@ def make_trainer(made: list[int], logprobs: Any = None, **more: Any) -> Any:
 
     args = types.SimpleNamespace(
         output_dir="out", generation_batch_size=2, num_generations=2, max_completion_length=8,
-        gradient_accumulation_steps=1, steps_per_generation=1, temperature=1.0,
+        gradient_accumulation_steps=1, steps_per_generation=1, temperature=1.0, **dict(given),
     )  # fmt: skip
     state = types.SimpleNamespace(global_step=0, num_input_tokens_seen=0)
     model = types.SimpleNamespace(training=True)
@@ -61,7 +65,7 @@ def trl_step(trainer: Any, tmp_path: Path, red: int = 200, **skip: Any) -> Any:
 
 def test_trls_images_replay(tmp_path: Path) -> None:
     made: list[int] = []
-    first, second = (trl_step(make_trainer(made), tmp_path) for _ in range(2))
+    first, second = (trl_step(make_trainer(made, given=args), tmp_path) for args in ((), IDLE))
     assert made == [1]
     assert [type(part) for part in second] == [type(part) for part in first]
     *same, _, pictures, _ = first
@@ -78,6 +82,7 @@ def test_trls_images_replay(tmp_path: Path) -> None:
     [
         ({"tools": [len, print]}, "identity.tools: ['len', 'print'] now"),
         ({"use_vllm": True}, "identity.use_vllm: True now, False in the dump"),
+        ({"use_vllm": True, "given": IDLE}, "identity.vllm_max_model_length: 9 now"),
         ({"rollout_func": sorted}, "identity.rollout_func: 'sorted' now"),
         ({"processing_class": types.SimpleNamespace(chat_template="a")}, "identity.chat_template"),
     ],

@@ -13,7 +13,7 @@ from rlskip.config.check import raise_all
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, NoEngineError
 from rlskip.hosts.verl import no_engine
-from rlskip.hosts.verl.no_engine import NO_ENGINE, NoWorker, before_workers, is_chosen
+from rlskip.hosts.verl.no_engine import NO_ENGINE, NoWorker, before_workers
 from rlskip.hosts.verl.trainer import begin
 from rlskip.hosts.verl.trainer_config import FULLY_ASYNC_MAIN, ONE_STEP_OFF, judge
 from rlskip.skip import SkipManager
@@ -131,7 +131,8 @@ def test_all_that_would_generate_is_named_at_once(
         said.add(str(error.value))
     assert len(said) == bool(problems), "both say the same"
     assert [text for text in problems if text not in "".join(said)] == []
-    assert is_chosen(config) is not (bool(problems) or more[:3] == ENGINE)
+    is_chosen = config.actor_rollout_ref.rollout.name == NO_ENGINE
+    assert is_chosen is not (bool(problems) or more[:3] == ENGINE)
     if FILTERS in more:
         assert SkipManager.skip_instances["rollout"].local_config.match == "run"
 
@@ -146,7 +147,7 @@ def test_epochs_may_end_before_the_last_step(verl: Callable[..., DictConfig]) ->
     config = verl(*replay, dumped=(1, 2))
     launch(config)
     before_workers(config, 4, 2)
-    assert is_chosen(config)
+    assert config.actor_rollout_ref.rollout.name == NO_ENGINE
     with pytest.raises(ConfigError) as error:
         before_workers(config, 4, 3)
     for role in ("rollout", "rollout_val"):

@@ -1,10 +1,10 @@
 """Trains TRL's genuine GRPOTrainer with environments, whose tools a tiny model calls.
 
 Run by the interpreter that $RLSKIP_TRL names: ``python trl_environments_app.py JOBS RESULTS``. Both
-are JSON files. A job is ``{"reward": "completions", "several": false, "swapped": false, "skip":
-{...} or null}``; its
-result is ``{"log": [...], "generated": 32, "called": 16, "error": null}``. The first turn of each
-session is a scripted call of a tool with a random argument; the model itself samples the rest.
+are JSON files. A job is ``{"reward": "completions", "several": false, "swapped": false, "level": 0,
+"skip": {...} or null}``; its result is ``{"log": [...], "generated": 32, "called": 16, "error":
+null}``. The first turn of each session is a scripted call of a tool with a random argument; the
+model itself samples the rest.
 """
 
 from __future__ import annotations
@@ -113,8 +113,10 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         return torch.cat([input_ids, turns.to(input_ids.device)], dim=1)
 
     actor.generate = generate
+    hidden = {"level": job.get("level", 0)}  # `reset` takes it, and no prompt shows it
     rows: list[dict[str, Any]] = [
-        {"prompt": [{"role": "user", "content": f"Guess {i}."}], "number": i} for i in range(10)
+        {"prompt": [{"role": "user", "content": f"Guess {i}."}], "number": i, **hidden}
+        for i in range(10)
     ]
     factory: Any = {"owned": Owned}.get(job["reward"], Guess)
     if job.get("several"):

@@ -133,6 +133,12 @@ def test_keys_that_shape_rollouts_are_compared_and_others_are_no_warning(
     assert "versions.engine: 'sglang' now, 'vllm' in the dump" in caplog.text
     assert "model: 'another/model' now, 'some/model' in the dump" in caplog.text
     assert "changed since" not in caplog.text
+    # So does another content of a file that a key names.
+    tools = run.folder / "tools.yaml"
+    for text in ("before", "after"):
+        tools.write_text(text)
+        run({"data.tool_config_path": str(tools)}, experiment_name="tools")
+    assert "differs: content of data.tool_config_path: '" in caplog.text
 
 
 def test_what_changed_elsewhere_is_listed_up_to_ten(
@@ -151,6 +157,7 @@ def test_what_changed_elsewhere_is_listed_up_to_ten(
 OF_ROLLOUTS = (
     "sampling.temperature", "sampling.n", "policy.model_path", "model", "agent.system_prompt",
     "data.prompt_template", "max_len", "group", "gen.max_prompt_length", "grpo.group_size",
+    "actor.lora_adapter_path", "gen.logprobs_mode",
 )  # fmt: skip
 OF_OTHERS = (
     "optim.lr", "reward.model.path", "reward.temperature", "wandb.group", "critic.model",

@@ -105,9 +105,7 @@ def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
     if not is_on(True, "SkyRL's trainer"):
         return
     if look_up(cfg, FULLY_ASYNC):
-        what = (
-            "the trainer generates ahead of its steps, so that a group belongs to no certain step"
-        )
+        what = "the trainer generates ahead of its steps, so a group belongs to no certain step"
         raise ConfigError(what, FULLY_ASYNC, f"set {FULLY_ASYNC}=false, or train without skip")
     generator.generate = _skipping(generator.generate, cfg)
 
@@ -170,7 +168,7 @@ def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
             stage="skyrl.generate",
             prompts=_prompts,
             identity=compared(cfg, sampling, input_batch.get("env_classes") or ()),
-            lacks=functools.partial(_lacking, needed),
+            lacks=lambda out: [f"{n} ({why})" for n, why in needed.items() if not out.get(n)],
             rows=_rows,
             totals={"rollout_metrics": lambda rows: None},
             ignore=[ALL],
@@ -190,10 +188,6 @@ async def _generating(generate: Callable[..., Any], *args: Any, **kwargs: Any) -
     # A dump cannot hold SkyRL's class.
     ids = output.get("trajectory_ids")
     return {**output, "trajectory_ids": ids and [dataclasses.asdict(id_) for id_ in ids]}
-
-
-def _lacking(needed: Mapping[str, str], output: Mapping[str, Any]) -> list[str]:
-    return [f"{name} ({why})" for name, why in needed.items() if not output.get(name)]
 
 
 def _rows(output: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,6 +69,9 @@ def attach(trainer: Any, config: Any = None) -> None:
     if not isinstance(trainer._generate, _Generation):
         trainer._generate = generation = _Generation(trainer, seam)
         trainer.log = around(generation.log)(trainer.log)
+        if getattr(trainer, "environment_factories", None):
+            score = trainer._generate_and_score_completions
+            trainer._generate_and_score_completions = around(generation.score)(score)
     trainer._generate.settings = SkipManager.settings
 
 
@@ -101,6 +104,7 @@ class _Generation:
         self._seam = seam
         self.settings: Any = None
         self._checked: Any = None
+        self._rows: Any = None
 
     def __call__(self, prompts: Any) -> Any:
         training = self.trainer.model.training
@@ -138,6 +142,11 @@ class _Generation:
         for name, values in done["metrics"].items():
             metrics[name] += values
         return self._seam.output(done)
+
+    def score(self, score: Callable[..., Any], rows: Any) -> Any:
+        """The trainer's method that resets its environments and generates: `reset` takes a row."""
+        self._rows = rows
+        return score(rows)
 
     def log(self, log: Callable[..., Any], logs: dict[str, float], *args: Any, **more: Any) -> Any:
         """The trainer's `log`: what was replayed is among the metrics of training."""
@@ -185,9 +194,9 @@ class _Generation:
 
     def _prompts(self, prompts: Any) -> Any:
         """What the trainer asks completions for: text or tokens, and images."""
-        # With several environments the data set names one for each prompt.
-        named = getattr(self.trainer, "_batch_environments", None) or ()
-        return {"prompts": prompts, "environments": named} if any(named) else prompts
+        # The tools of an environment may depend on what its prompt does not show.
+        rows = self._rows and zip(self._rows, prompts, strict=True)
+        return [{**row, "prompt": prompt} for row, prompt in rows] if rows else prompts
 
     def _lacks(self, done: dict[str, Any]) -> list[str]:
         """The log-probs of the sampled tokens, if the trainer needs them and `done` has none."""

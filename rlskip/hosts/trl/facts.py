@@ -15,9 +15,11 @@ from rlskip.hosts.standalone_config import ROLE
 # the same distribution is an equally good sample.
 _SAMPLING = (
     "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
-    "generation_kwargs", "chat_template_kwargs", "max_tool_calling_iterations",
-    "vllm_structured_outputs_regex",
+    "generation_kwargs", "chat_template_kwargs",
 )  # fmt: skip
+# They shape nothing without vLLM, or without tools.
+_OF_VLLM = ("vllm_structured_outputs_regex", "vllm_max_model_length")
+_OF_TOOLS = ("max_tool_calling_iterations",)
 # By role the argument that holds the number of completions a prompt.
 _NUMBERS = {ROLE: "num_generations", VALIDATION_ROLE: "num_generations_eval"}
 
@@ -25,7 +27,7 @@ _NUMBERS = {ROLE: "num_generations", VALIDATION_ROLE: "num_generations_eval"}
 def facts_of(trainer: Any) -> HostFacts:
     args = trainer.args
     model = getattr(getattr(trainer.model, "config", None), "_name_or_path", None)
-    validates = {"eval_strategy": "'no'"} if eval_strategy(args) != "no" else {}
+    validates = {"eval_strategy": "'no'"} if getattr(args, "eval_strategy", "no") != "no" else {}
     validates |= {"eval_on_start": "False"} if getattr(args, "eval_on_start", False) else {}
     n = getattr(args, "num_generations", None)
     rows = getattr(args, "generation_batch_size", None) or args.train_batch_size  # Distillation's
@@ -46,25 +48,25 @@ def uses_vllm(trainer: Any) -> bool:
     return bool(getattr(trainer, "use_vllm", getattr(trainer.args, "use_vllm", False)))
 
 
-def eval_strategy(args: Any) -> Any:
-    strategy = getattr(args, "eval_strategy", "no")
-    return getattr(strategy, "value", strategy)
-
-
 def sampling(trainer: Any, role: str) -> dict[str, Any]:
     """What a trainer's arguments say of the completions that it asks for in `role`."""
     template = getattr(trainer, "chat_template", None) or getattr(
         getattr(trainer, "processing_class", None), "chat_template", None
     )
     environments = getattr(trainer, "environment_factories", None) or {}
+    tools = [_name_of(tool) for tool in getattr(trainer, "tools", None) or ()]
+    names = _SAMPLING + (_OF_VLLM if uses_vllm(trainer) else ()) + (_OF_TOOLS if tools else ())
+    given = {name: getattr(trainer.args, name, None) for name in names}
+    n = _NUMBERS[role]
     more = {
         "rollout_func": _name_of(getattr(trainer, "rollout_func", None)),
-        "tools": [_name_of(tool) for tool in getattr(trainer, "tools", None) or ()],
+        "tools": tools,
         "environments": {str(n or ""): str(_name_of(one)) for n, one in environments.items()},
         "chat_template": template and fingerprint(template),
     }
     return {
-        **{name: getattr(trainer.args, name, None) for name in (_NUMBERS[role], *_SAMPLING)},
+        n: getattr(trainer, n, getattr(trainer.args, n, None)),  # the trainer has the default, too
+        **{name: None if value == {} else value for name, value in given.items()},
         # vLLM's rollouts bring log-probs, which the trainer's loss depends on.
         "use_vllm": uses_vllm(trainer),
         **{name: value for name, value in more.items() if value},
@@ -74,7 +76,7 @@ def sampling(trainer: Any, role: str) -> dict[str, Any]:
 def evaluated(trainer: Any, first: int, last: int) -> list[int]:
     """The steps that are known to end in an evaluation that generates: transformers says it."""
     args = trainer.args
-    if eval_strategy(args) == "no":
+    if getattr(args, "eval_strategy", "no") == "no":
         return []
     from transformers import DefaultFlowCallback, TrainerControl
 

@@ -90,11 +90,6 @@ def choose(config: DictConfig) -> None:
                 OmegaConf.update(config, f"{_ROLLOUT}.{key}", value)
 
 
-def is_chosen(config: Any) -> bool:
-    """Whether :func:`choose` was applied to `config`."""
-    return bool(look_up(config, f"{_ROLLOUT}.name") == NO_ENGINE)
-
-
 @seams.on_import(ROLLOUTS)
 def _register_rollout(registry: Any) -> None:
     registry[(NO_ENGINE, "async")] = f"{__package__}.no_rollout.NoRollout"
@@ -132,7 +127,7 @@ class NoWorker:
 
 @seams.around(f"{LOOPS}._init_agent_loop_workers")
 async def _making_workers(start: Callable[..., Any], self: Any) -> None:
-    if is_chosen(self.config):
+    if look_up(self.config, f"{_ROLLOUT}.name") == NO_ENGINE:
         self.agent_loop_workers = [NoWorker()]
     else:
         await start(self)
