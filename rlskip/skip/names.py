@@ -19,11 +19,10 @@ SHAPING_NAMES = (
 # What the last name of other keys looks like, for which only a change of the config is warned. A
 # global of such a name that a stage reads is said to be left.
 SHAPING_PATTERNS = (
-    "model*", "base_model*", "pretrained*", "*adapter*", "lora_path*", "tokenizer*",
-    "*temperature*", "system*prompt*", "prompt_prefix", "prompt_suffix", "*template*",
-    "*instruction*", "stop_words*", "stop_str*", "stop_seq*", "max_len*", "max_*len*",
-    "max_*tokens*", "max_turns", "group*", "num_samples*", "n_samples*", "*samples_per_prompt",
-    "*thinking*", "logprobs_mode",
+    "model*", "base_model*", "pretrained*", "*adapter*", "lora_path*", "tokenizer*", "max_len*",
+    "system*prompt*", "prompt_prefix", "prompt_suffix", "*template*", "*instruction*", "group*",
+    "stop_words*", "stop_str*", "stop_seq*", "*temperature*", "max_*len*", "max_*tokens*",
+    "max_turns", "num_samples*", "n_samples*", "*samples_per_prompt", "*thinking*", "logprobs_mode",
 )  # fmt: skip
 # What such a name may hold that concerns training, and how fast it is.
 _OF_TRAINING = ("dtype", "parallel", "per_gpu")

@@ -125,6 +125,7 @@ def test_verls_staleness_counts_in_async_modes_only(
         (["merge.stepwise_output=true", "trainer.use_v1=false"], "leave out +merge=..."),
         (["dispatch.rollout_level=true", "trainer.use_v1=false"], "dispatch: verl's V1 trainer"),
         (["replay.timeout_s=5", "trainer.use_v1=false"], "set trainer.use_v1=True"),
+        (["dispatch.journal=true", "trainer.use_v1=false"], "dispatch.rollout_level: it is not"),
         (["dispatch.rollout_level=true", "async_training.x=1"], "leave out +dispatch=..."),
     ],
 )

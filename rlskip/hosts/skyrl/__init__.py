@@ -37,6 +37,8 @@ from rlskip.stages import comparable, record
 # Training then routes the tokens as the engine did.
 _ROUTES = "trainer.policy.megatron_config.moe_enable_routing_replay"
 _OVERRIDE = "trainer.override_entrypoint="
+# Where the ids of SkyRL's class tell groups and sessions.
+_IDS = {"group": "trajectory_ids.instance_id", "session": "trajectory_ids.repetition_id"}
 # Seconds per trajectory, and the metrics made of them.
 _TIMES = ("trajectory_generation_times", "trajectory_time_splits")
 _TIME_METRIC = re.compile(r"generate/trajectory_(completion_)?time")
@@ -169,7 +171,7 @@ def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
             prompts=_prompts,
             identity=compared(cfg, sampling, input_batch.get("env_classes") or ()),
             lacks=lambda out: [f"{n} ({why})" for n, why in needed.items() if not out.get(n)],
-            rows=_rows,
+            rows=lambda out: _IDS if out.get("trajectory_ids") else {},
             totals={"rollout_metrics": lambda rows: None},
             ignore=[ALL],
             on_replay=_without_times,
@@ -188,13 +190,6 @@ async def _generating(generate: Callable[..., Any], *args: Any, **kwargs: Any) -
     # A dump cannot hold SkyRL's class.
     ids = output.get("trajectory_ids")
     return {**output, "trajectory_ids": ids and [dataclasses.asdict(id_) for id_ in ids]}
-
-
-def _rows(output: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the ids of SkyRL's class, if there are any, tell groups and sessions."""
-    names = {"group": "instance_id", "session": "repetition_id"}
-    ids = output.get("trajectory_ids")
-    return {what: f"trajectory_ids.{name}" for what, name in names.items()} if ids else {}
 
 
 def _prompts(input_batch: Any, *_: Any, **__: Any) -> dict[str, Any]:

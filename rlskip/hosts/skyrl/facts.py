@@ -74,8 +74,7 @@ def _steps_done(trainer: Any) -> int | None:
 def compared(cfg: Any, sampling: Mapping[str, Any], gym: Collection[str]) -> dict[str, Any]:
     """What `cfg`, a call's sampling and its environments, those of `gym`, add to its identity."""
     shaping = {name: getattr(cfg.generator, name, None) for name in _SHAPING}
-    settings = cfg.environment.skyrl_gym
-    shaping |= {f"environment.{name}": getattr(settings, name, None) for name in gym}
+    shaping |= {f"environment.{one}": getattr(cfg.environment.skyrl_gym, one, None) for one in gym}
     for name, value in shaping.items():
         if dataclasses.is_dataclass(value):
             shaping[name] = {k: vars(value)[k] for k in vars(value) if k not in _NOT_SHAPING}

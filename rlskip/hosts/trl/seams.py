@@ -96,8 +96,7 @@ class NoGeneration:
         info = {"model_config": {"logprobs_mode": "processed_logprobs"}}
         self.vllm_client = SimpleNamespace(get_server_info=lambda: info)
 
-    def sync_weights(self) -> None:
-        """Do nothing."""
+    def sync_weights(self) -> None: ...
 
     def generate(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NoEngineError.of("TRL's trainer asks for a generation, in evaluation perhaps")

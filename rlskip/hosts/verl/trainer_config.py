@@ -134,14 +134,20 @@ def _roles_not_called(roles: Collection[str], called: str) -> list[Problem]:
 def idle_nodes(config: Any, *, v1: bool) -> list[Problem]:
     """Nodes of rlskip's that are on, and that the chosen trainer does nothing with."""
     found = []
-    if find_node(config, "merge") is not None and read_node(MergeConfig, config).stepwise_output:
+    if read_node(MergeConfig, config).stepwise_output:
         what = "verl trains on the rows of its agent loops: nothing would be merged"
         remedy = "leave out +merge=..., and call rlskip.merge in an agent loop of your own"
         found.append(Problem("merge.stepwise_output", what, remedy))
-    on = [name for name in ("dispatch", "replay") if find_node(config, name) is not None]
-    for name in () if v1 else on:
-        if name == "replay" or read_node(DispatchConfig, config).rollout_level:
-            what = "verl's V1 trainer alone has a queue: nothing would change"
-            remedy = f"set trainer.use_v1=True, or leave out +{name}=..."
-            found.append(Problem(name, what, remedy))
+    dispatch = find_node(config, "dispatch") or {}
+    level = read_node(DispatchConfig, config).rollout_level
+    is_off = dispatch.get("rollout_level") is False or dispatch in ({}, vars(DispatchConfig()))
+    if not (level or is_off):
+        what = "it is not true: what else `dispatch` sets would change nothing"
+        remedy = "add +dispatch=rollout_level, or set dispatch.rollout_level=false"
+        found.append(Problem("dispatch.rollout_level", what, remedy))
+    on = {"dispatch": level, "replay": find_node(config, "replay") is not None}
+    for name in () if v1 else filter(on.get, on):
+        what = "verl's V1 trainer alone has a queue: nothing would change"
+        remedy = f"set trainer.use_v1=True, or leave out +{name}=..."
+        found.append(Problem(name, what, remedy))
     return found
