@@ -25,6 +25,9 @@ CASES: dict[str, dict[str, Any]] = {
     "once_for_two_steps_twice_over": {
         "args": {"steps_per_generation": 4, "num_iterations": 2, "max_steps": 8}
     },
+    "short_last_step": {  # of the epoch, which generates nothing
+        "args": {"gradient_accumulation_steps": 3, "steps_per_generation": 2, "max_steps": 6}
+    },
     "with_evaluation": {
         "args": {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 8}
     },
@@ -41,7 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # The trainer's switches, as if vLLM had sampled; it is not installed.
 VLLM = {"use_vllm": True, "vllm_importance_sampling_correction": True}
-CALLS = {"twice_a_step": 8, "once_for_two_steps_twice_over": 2}
+CALLS = {"twice_a_step": 8, "once_for_two_steps_twice_over": 2, "short_last_step": 8}
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +61,10 @@ def skip(name: str, **more: Any) -> dict[str, Any]:
     return {"dump_dir": f"dumps/{name}", "rollout": {"enable": True}, **more}
 
 
-def job(name: str, **more: Any) -> dict[str, Any]:
+def job(name: str, args: Any = (), **more: Any) -> dict[str, Any]:
     case = CASES[name]
-    return {**case, "args": {"output_dir": f"out/{name}", **case.get("args", {})}, **more}
+    given = {"output_dir": f"out/{name}", **case.get("args", {}), **dict(args)}
+    return {**case, "args": given, **more}
 
 
 @pytest.fixture(scope="module")
@@ -70,25 +74,19 @@ def runs(run: Callable[..., Any]) -> Results:
         {f"bare {name}": job(name) for name in CASES}
         | {f"first {name}": job(name, skip=skip(name)) for name in CASES}
     )
-    resumed = job("with_checkpoints", skip=skip("with_checkpoints"))
-    resumed["args"]["resume_from_checkpoint"] = "out/with_checkpoints/checkpoint-2"
-    name = "once_a_step"
-    other_sampling = job(name, skip=skip(name))
-    other_sampling["args"]["temperature"] = 0.5
-    longer = job(name, skip=skip(name, on_miss="error"))
-    longer["args"]["max_steps"] = 6
-    evaluates_more = job("replayed_evaluation", skip=skip("replayed_evaluation", on_miss="error"))
-    evaluates_more["args"]["max_steps"] = 3  # at the last step transformers evaluates, too
+    name, checked, evaluates = "once_a_step", "with_checkpoints", "replayed_evaluation"
+    newest = {"resume_from_checkpoint": f"out/{checked}/checkpoint-2"}
+    more = {"max_steps": 3}  # at the last step transformers evaluates, too
     place = {"experiment_name": name, "project_name": "trl", "gbs": 2, "n": 4, "response_len": 8}
     [second] = run(
-        {f"second {name}": job(name, skip=skip(name)) for name in CASES}
+        {f"second {name}": job(name, skip=skip(name, on_miss="error")) for name in CASES}
         | {
-            "resumed": resumed,
+            "resumed": job(checked, newest, skip=skip(checked)),
             "other reward": job(name, skip=skip(name), reward="length"),
-            "other sampling": other_sampling,
+            "other sampling": job(name, {"temperature": 0.5}, skip=skip(name)),
             "installed": job(name, skip=skip(name, **place), installed=True),
-            "hole": longer,
-            "hole in evaluation": evaluates_more,
+            "hole": job(name, {"max_steps": 6}, skip=skip(name, on_miss="error")),
+            "hole in evaluation": job(evaluates, more, skip=skip(evaluates, on_miss="error")),
             "corrected": job("rollout_func", skip=skip("corrected"), attributes=VLLM),
             "corrected again": job("rollout_func", skip=skip("corrected"), attributes=VLLM),
         }

@@ -111,12 +111,7 @@ def test_the_check_before_the_first_step_says_what_differs(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("logprobs", "enough"),
-    [
-        ([[0.5, 0.5]], True),
-        (None, False),
-        ([None], False),
-    ],
+    ("logprobs", "enough"), [([[0.5, 0.5]], True), (None, False), ([None], False)]
 )
 def test_log_probs_that_a_correction_needs(tmp_path: Path, logprobs: Any, enough: bool) -> None:
     made: list[int] = []

@@ -133,7 +133,6 @@ def test_keys_that_shape_rollouts_are_compared_and_others_are_no_warning(
     assert "versions.engine: 'sglang' now, 'vllm' in the dump" in caplog.text
     assert "model: 'another/model' now, 'some/model' in the dump" in caplog.text
     assert "changed since" not in caplog.text
-    # So does another content of a file that a key names.
     tools = run.folder / "tools.yaml"
     for text in ("before", "after"):
         tools.write_text(text)

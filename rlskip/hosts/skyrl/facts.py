@@ -13,10 +13,9 @@ from rlskip.hosts.standalone_config import ROLE
 
 # Keys of `cfg.generator` that shape what a generator returns.
 _SHAPING = (
-    "max_turns", "max_input_length", "chat_template", "chat_template_kwargs",
-    "use_conversation_multi_turn", "append_eos_token_after_stop_str_in_multi_turn",
-    "step_wise_trajectories", "zero_reward_on_non_stop", "apply_overlong_filtering", "batched",
-    "vision_language_generator",
+    "max_turns", "append_eos_token_after_stop_str_in_multi_turn", "vision_language_generator",
+    "use_conversation_multi_turn", "zero_reward_on_non_stop", "apply_overlong_filtering", "batched",
+    "max_input_length", "chat_template", "chat_template_kwargs", "step_wise_trajectories",
 )  # fmt: skip
 
 # Keys of an environment that shape nothing.

@@ -180,12 +180,13 @@ class _Generation:
         # One generation may serve several steps, and a step may have several.
         a_step, times = args.gradient_accumulation_steps, getattr(self.trainer, "num_iterations", 1)
         served = times * getattr(args, "steps_per_generation", a_step)
-        every, irregular = divmod(max(served, a_step), a_step)
-        if irregular or getattr(args, "world_size", 1) > 1:  # each rank has a shard of each step
+        # Else an epoch may end in a step of few batches, for which nothing is generated.
+        fewer, more = sorted((served, a_step))
+        if more % fewer or getattr(args, "world_size", 1) > 1:  # each rank has a shard of each step
             return
         facts = attrs.evolve(
             facts_of(self.trainer),
-            steps=range(first, last + 1, every),
+            steps=range(first, last + 1, more // a_step),
             validated=evaluated(self.trainer, first, last),
             called_with={role: sampling(self.trainer, role) for role in ROLES},
         )
