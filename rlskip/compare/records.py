@@ -80,7 +80,7 @@ class RowTable:
 
     @classmethod
     def of(cls, parts: Sequence[dict[str, Any]]) -> RowTable | None:
-        """The rows that the parts of a step describe, each once; None where they describe none."""
+        """The rows that the parts of a step describe; None where they describe none."""
         found = []
         for number, part in enumerate(parts):
             if part["rows.keys"] is not None:
@@ -93,8 +93,10 @@ class RowTable:
         if not found:
             return None
         every = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
-        _, first = np.unique(every["keys"], return_index=True)
-        return cls(**{name: column[first] for name, column in every.items()})
+        _, chosen = np.unique(every["keys"], return_index=True)
+        if any("rows.groups" in part for part in parts):  # of dumps: no two describe one row
+            chosen = np.argsort(every["keys"], kind="stable")
+        return cls(**{name: column[chosen] for name, column in every.items()})
 
     def find(self, keys: Any) -> Any:
         """The place of each key in the table, where it must be."""
@@ -152,8 +154,10 @@ class StepRecords:
             Counter(np.concatenate([one.keys for one in self.stages[name]]).tolist())
             for name in stages
         ]
-        fewest = functools.reduce(operator.and_, counts) if counts else Counter[int]()
-        at = np.repeat(np.arange(len(rows.keys)), [max(1, fewest[k]) for k in rows.keys.tolist()])
+        own = Counter(rows.keys.tolist())
+        fewest = functools.reduce(operator.and_, counts or [own])
+        often = [max(1, fewest[key] // own[key]) for key in rows.keys.tolist()]
+        at = np.repeat(np.arange(len(rows.keys)), often)
 
         def entries(row: int, which: int) -> np.ndarray | None:
             tokens = self.tokens_of(int(at[row]))
@@ -165,8 +169,8 @@ class StepRecords:
             ROLLOUTS, -2, 0, HASHED, "", lambda: (keys, tokens), keys=keys,
             prompts=rows.prompts[at], sessions=rows.sessions[at], turns=rows.turns[at],
         )  # fmt: skip
-        mask = Record(MASK, -1, 0, HASHED, "", lambda: (masks, sampled), keys=keys)
-        return [[rollouts], [mask]]
+        mask = attrs.evolve(rollouts, name=MASK, order=-1, load=lambda: (masks, sampled))
+        return [[rollouts], [attrs.evolve(mask, prompts=None)]]  # a mask is of equal tokens
 
     def tokens_of(self, at: int) -> tuple[np.ndarray, np.ndarray] | None:
         """The tokens of a row of the table, and which were sampled; None of digests."""
