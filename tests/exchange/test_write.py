@@ -98,7 +98,7 @@ COLUMNS = {
     "prompts": torch.tensor([[0, 5], [6, 7]]),
     "responses": torch.tensor([[1, 2], [3, 0]]),
     "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0]]),
-    "rm_scores": torch.tensor([[0.0, 1.0], [0.5, 0.0]]),
+    "rewards": torch.tensor([[0.0, 1.0], [0.5, 9.0]]),
 }
 
 
