@@ -32,11 +32,8 @@ _ENDS = (".jsonl", ".parquet")
 
 def files_in(path: Path) -> list[Path]:
     """The file of rollouts itself, or those in a directory: those of steps, else all."""
-    if path.is_file():
-        return [path] if path.suffix in _ENDS else []
-    if not path.is_dir():
-        return []
-    found = sorted(file for file in path.iterdir() if file.suffix in _ENDS and file.is_file())
+    among = path.iterdir() if path.is_dir() else [path]
+    found = sorted(file for file in among if file.suffix in _ENDS and file.is_file())
     steps = [file for file in found if as_step(file.stem) is not None]
     return steps or found
 
@@ -143,13 +140,9 @@ def _of_trl(row: Row, _: int, *, told: set[str]) -> Iterator[Row]:
     """
     made = {"raw_prompt": row.pop("prompt"), "completions": row.pop("completion"), **row}
     if not {"reward", "rewards", "score"} & row.keys():
-        earned = {
-            name: value
-            for name, value in row.items()
-            if name not in ("step", "advantage")
-            and type(value) in (int, float)
-            and math.isfinite(value)
-        }
+        earned = {n: v for n, v in row.items() if type(v) in (int, float) and math.isfinite(v)}
+        for name in ("step", "advantage"):
+            earned.pop(name, None)
         made["reward"] = sum(earned.values()) if earned else None
         if len(earned) > 1 and not told:
             told |= {*earned}

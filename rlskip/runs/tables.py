@@ -51,13 +51,11 @@ def table_of(rollouts: Rollouts) -> pa.Table:
     n = len(rollouts)
     columns = {name: pa.array([v] * n, types[name]) for name, v in rollouts.place.items()}
     for name in rollouts.names:
-        if name in columns:
-            continue
         if name in TOKENS:
             dtype = bool if name == "mask" else None
             columns[name] = _lists(pa, getattr(rollouts.tokens, name), n, dtype)
         elif name in ROW or name in TEXTS:
-            cells = [rollouts.cell(name, i) for i in range(n)]
+            cells = [_utf8(rollouts.cell(name, i)) for i in range(n)]
             columns[name] = pa.array(cells, types[name])
         else:
             columns[name] = _own(pa, rollouts.column(name))
@@ -88,7 +86,7 @@ def _own(pa: Any, column: Column) -> Any:
         column = Ragged(column)
     if isinstance(column, Ragged) and all(p.ndim == 1 and p.dtype.kind in "biuf" for p in column):
         return _lists(pa, column, len(column))
-    cells = [plain(cell) for cell in values(column)]
+    cells = [_utf8(plain(cell)) for cell in values(column)]
     try:
         found = pa.array(cells)
         # Parquet has no type for mappings without entries.
@@ -114,9 +112,13 @@ def _dumped(dtype: np.dtype) -> np.dtype:
 
 def line(value: Any) -> str:
     """`value` on one line. JSON has no NaN and no infinity: null is written."""
-    encoded = json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
-    # A lone surrogate, which a tokenizer may leave, has no UTF-8 form but can be escaped.
-    return encoded.encode("utf-8", "backslashreplace").decode()
+    encoded: str = _utf8(json.dumps(finite(value), ensure_ascii=False, allow_nan=False))
+    return encoded
+
+
+def _utf8(value: Any) -> Any:
+    """A text with its lone surrogates, which a tokenizer may leave, escaped; else the value."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def chats(sessions: Iterable[SessionRows]) -> Iterator[str]:

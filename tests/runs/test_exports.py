@@ -248,8 +248,8 @@ def test_dtypes_are_kept_and_what_arrow_lacks_is_text(tmp_path: Path) -> None:
     store.save(1, TensorDict(columns, [2]))
     swapped = np.array([1.5, 2.5], ">f8")
     mixed: list[dict[str, Any]] = [
-        {"mixed": 1, "text": "é"},
-        {"mixed": {"a": [1]}, "text": "b"},
+        {"mixed": 1, "text": "é\ud800", "uid": "a\ud800"},
+        {"mixed": {"a": [1]}, "text": "b", "uid": "b"},
     ]
     store.save(2, [{**row, "swapped": n} for row, n in zip(mixed, swapped, strict=True)])
     store.save(3, {"swapped": swapped, "text": [1, 2]})
@@ -264,7 +264,8 @@ def test_dtypes_are_kept_and_what_arrow_lacks_is_text(tmp_path: Path) -> None:
     with pytest.raises(RlskipError, match="text"):
         run.to_arrow()
     together = run[1:3].to_arrow()
-    assert together["text"].to_pylist() == [None, None, "é", "b"]
+    assert together["text"].to_pylist() == [None, None, "é\\ud800", "b"]
+    assert together["group"].to_pylist()[2:] == ["a\\ud800", "b"]
     assert together["response"].to_pylist() == [[1, 2], [3, 4], None, None]
 
 
