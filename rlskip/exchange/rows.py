@@ -114,13 +114,10 @@ def named_row(rollouts: Rollouts, i: int) -> Row:
     """A row with the names that ``rlskip.write`` takes: tokens, reward, and the columns' own."""
     made = {name: rollouts.cell(what, i) for what, name in NAMES.items()}
     made["reward"] = rollouts.cell("reward", i)
-    earned, spans = rollouts.columns.name_of("reward"), rollouts.tokens.rewards
     for name in rollouts.others:
         column = name if name in rollouts.columns.columns else name.removeprefix("own_")
         if column not in made or made[column] is None:
             made[column] = rollouts.cell(name, i)
-            if column == earned and spans and (span := spans[i]):
-                made[column] = made[column][slice(*span)]
     return made
 
 

@@ -49,8 +49,6 @@ def run_of_files(path: Path) -> Path:
     store, parts = StepStore(run), Counter[int]()
     for file in files_in(path):
         for step, rows in sorted(_read(file).items()):
-            if not rows:
-                continue
             columns = columns_of(rows)
             known = {"group": "uid", "session": "session" if "session" in columns else None}
             info = {**RowFields.of(columns, known).to_meta(), "job": file.name}

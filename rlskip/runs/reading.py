@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from rlskip.batch.ragged import holds_numbers
-from rlskip.batch.row_fields import RowFields
+from rlskip.batch.row_fields import CONVENTION, RowFields
 from rlskip.format.codec import Node
 from rlskip.format.dump_errors import DAMAGE, CorruptDumpError, DumpError
 from rlskip.format.kinds import array_of, choosable, is_flat, length_of, rebuild
@@ -89,7 +89,8 @@ def _needed(fields: Iterable[str], names: Mapping[str, Node], described: RowFiel
     for field in fields:
         itself = column_of(field, names)
         chosen += [itself] if itself in names and field not in ROW else []
-        chosen += _columns_of(field, names, described)
+        what = "reward" if field in (described.reward, *CONVENTION["reward"]) else field
+        chosen += _columns_of(what, names, described)
     return list(dict.fromkeys(chosen))
 
 

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 
 from rlskip.batch.columns import column_length
+from rlskip.batch.tables import Ragged
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.columns import (
     Column,
@@ -212,7 +213,7 @@ class Rollouts:
         Where one has the name of another key of the rows, and other values, it is ``own_{name}``.
         """
         found: dict[str, Column] = {}
-        held = self._held()
+        held, earned, spans = self._held(), self.columns.name_of("reward"), self.tokens.rewards
         single = {
             name: [plain(value)] * len(self)
             for name, value in self.columns.whole.items()
@@ -221,6 +222,10 @@ class Rollouts:
         for name, column in (single | dict(self.columns.columns)).items():
             if name in held:
                 continue
+            if name == earned and any(spans):  # without padding, as their tokens
+                pairs = zip(values(column), spans, strict=True)
+                cells = [cell if span is None else cell[slice(*span)] for cell, span in pairs]
+                column = Ragged(cells) if isinstance(column, np.ndarray) else cells
             if name in self.place or name in (*ROW, *TEXTS):
                 known = [self.cell(name, i) for i in range(len(self))]
                 if known == list(map(plain, values(column))):
@@ -271,7 +276,7 @@ class Rollouts:
     def column(self, name: str) -> Column:
         """A column by its own name, or its name among the `others`; raises DumpError without."""
         columns = self.columns.columns
-        for found in (columns.get(name), self.others.get(name), columns.get(column_of(name, ()))):
+        for found in (self.others.get(name), columns.get(name), columns.get(column_of(name, ()))):
             if found is not None:
                 return found
         where = f"step {self.place.get('step')}"

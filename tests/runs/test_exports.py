@@ -78,13 +78,15 @@ def test_padded_copies_of_the_tokens_are_left_out(
     whole = torch.cat([prompts, responses], 1) + (not is_whole)
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0]])
     columns = {"prompts": prompts, "responses": responses, "input_ids": whole,
-               "attention_mask": mask}  # fmt: skip
+               "attention_mask": mask, "rm_scores": torch.ones(2, 2)}  # fmt: skip
     if is_alone:
         del columns["prompts"], columns["responses"]
     StepStore(tmp_path / RUN).save(1, TensorDict(columns, 2))
     lines = rlskip("export", tmp_path / RUN, "--to", "jsonl").out.splitlines()
     left_out = is_whole or is_alone
     assert ["input_ids" not in json.loads(line) for line in lines] == [left_out] * 2
+    rewards = [json.loads(line)["rm_scores"] for line in lines]
+    assert is_alone or rewards == [[1.0, 1.0], [1.0]]
 
 
 def test_single_values_of_a_batch_are_in_every_line(rlskip: Any, tmp_path: Path) -> None:
