@@ -136,21 +136,21 @@ class SampleCall:
         refills = policy == "refill" and not self.partition.validates
         handled = "refilled" if refills else "dropped"
         found = {"stale": stale, handled: incomplete, "rejected": rejected}
-        self._refuse_endless(found, len(passed))
-        return {cause: groups for cause, groups in found.items() if groups}
+        ends = self._is_endless(found, len(passed))
+        return {cause: groups for cause, groups in found.items() if groups and not ends}
 
     def replaced(self, found: Eviction) -> list[Any]:
         """The groups that refills replace."""
         causes = ("refilled", "rejected", "stale") if self._refills else ()
         return [group for cause in causes for group in found.get(cause, ())]
 
-    def _refuse_endless(self, found: Eviction, passed: int) -> None:
-        """Bound the refills: where everything fails or is rejected, they would go on for ever."""
+    def _is_endless(self, found: Eviction, passed: int) -> bool:
+        """Bound the refills: raise, or leave what is `found` to another call if enough `passed`."""
         there, replaced = len(self.groups(*State)), self.replaced(found)
-        wanted = self.batch_size or there
-        submitted = len(self.replaced(self._gone))
+        wanted, submitted = self.batch_size or there, len(self.replaced(self._gone))
         most = self.config.max_refills * max(wanted, there)
-        if replaced and passed < wanted and submitted + len(replaced) > most:
+        ends = bool(replaced) and submitted + len(replaced) > most
+        if ends and passed < wanted:
             self._gone["rejected"] += found["rejected"]
             raise self._error(
                 f"{passed} of {wanted} groups can be sampled, and {submitted} more prompts "
@@ -159,6 +159,7 @@ class SampleCall:
                 "find out why they fail, or are too easy or too hard; or raise replay.max_refills: "
                 "so many refills are allowed for each prompt",
             )
+        return ends
 
     def evicted(self, found: Eviction) -> None:
         """Log and count what was evicted."""
@@ -171,17 +172,15 @@ class SampleCall:
 
     def choose(self) -> list[Any] | None:
         """The groups to return, or None to go on waiting."""
-        if self.batch_size is None:  # waits for all that was submitted
-            if self.groups(State.RUNNING):
-                return None
-        elif self._waits_for_old():
+        whole = self.batch_size is None  # it waits for all that was submitted
+        if self.groups(State.RUNNING) if whole else self._waits_for_old():
             return None
-        complete, dropped = self.groups(State.COMPLETE), self._gone["dropped"]
+        complete, dropped = self.judged()[0], self._gone["dropped"]
         size = self.batch_size or max(1, len(complete))
         if self.partition.validates and self.batch_size:
             # Nothing replaces a dropped prompt of a validation batch, so nothing is waited for.
             size -= len(dropped)
-        if size <= 0 or (dropped and not complete and self.batch_size is None):
+        if size <= 0 or (dropped and not complete and whole):
             raise self._error("incomplete groups (every prompt was dropped):", dropped)
         if len(complete) < size:
             return None
@@ -258,7 +257,8 @@ class SampleCall:
         kind: type[IncompleteRolloutError] = IncompleteRolloutError,
     ) -> IncompleteRolloutError:
         prompts = _outcomes(groups)
-        error = kind(what + _names([p for p in prompts if not p.complete]), str(self), remedy)
+        named = [p for p in prompts if not p.complete or kind is ReplayTimeoutError]
+        error = kind(what + _names(named), str(self), remedy)
         error.partition, error.step, error.prompts = self.partition.name, self.step, tuple(prompts)
         return error
 

@@ -116,6 +116,10 @@ def test_refills_of_no_use_end_at_the_bound_and_not_at_the_timeout(
     written = {"scores": (0.0, 1.0)}
     batch, _ = buffer.sample(1, "train", size)
     assert batch.extra_info["rollout_root_keys"] == ["new-6-0", "new-6-1"]
+    # Nor does it keep out those that are enough.
+    rollouts.counted("good", scores=(0.0, 1.0))
+    rollouts.counted("bad", **(written := NO_USE[what][0]))
+    assert buffer.sample(1, "train", 1)[0].extra_info["rollout_root_keys"] == ["good"]
 
 
 class Trainer:

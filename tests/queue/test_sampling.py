@@ -70,18 +70,20 @@ def test_a_timeout_names_uids_and_sessions(make_buffer, rollouts, clock, caplog)
     rollouts.tag("slow", prompt_tag(1, 4))
     rollouts.session("slow", 0)
     rollouts.session("slow", 2, rows=0, error="boom")
+    rollouts.finished("open", status="running")
     with pytest.raises(TimeoutError) as error:
         buffer.sample(1, "train")
     assert clock.now == 100
     said = (
-        "1 of 2 prompts are complete, 1 are running\n"
-        "  slow: expected 4, got 1 (session 2 failed: boom; sessions 1, 3 missing)"
+        "1 of 3 prompts are complete, 2 are running\n"
+        "  slow: expected 4, got 1 (session 2 failed: boom; sessions 1, 3 missing)\n"
+        "  open: expected 2, got 2 (status running)"
     )
     assert str(error.value) == (
         f"partition 'train', step 1: no batch after 100.0 s; {said}\n"
         "  -> find out why the sessions are missing; raise replay.timeout_s if they are only slow"
     )
-    assert [prompt.uid for prompt in error.value.prompts] == ["slow"]
+    assert [prompt.uid for prompt in error.value.prompts] == ["slow", "open"]
     assert [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()] == [
         f"partition 'train', step 1: waiting for {seconds} of 100 s; {said}"
         for seconds in (30, 60, 90)
