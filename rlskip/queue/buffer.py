@@ -31,7 +31,7 @@ class ReplayBuffer:
     """Samples complete groups from a trajectory queue, of which it keeps the tags.
 
     While one thread waits in :meth:`sample`, others may count and clear. A queue has one buffer:
-    once another is made for it, this one samples nothing more.
+    once another is made for it, this one samples, counts and deletes nothing more.
 
     Parameters
     ----------
@@ -66,6 +66,7 @@ class ReplayBuffer:
                 "pass it as ReplayBuffer(..., refill=...)",
             )
         self._queue = queue
+        queue.buffer = self  # an earlier one knows not what this one samples, nor may take changes
         self._watch = queue.watch()
         self._partitions: dict[str, Partition] = {}
         self._refill = refill
@@ -73,7 +74,6 @@ class ReplayBuffer:
         self._on_evict = on_evict
         # Held while tags are read or groups change, and never while a call waits.
         self._lock = threading.RLock()
-        queue.buffer = self  # what this one samples, an earlier one has not marked
 
     def sample(
         self, step: int, partition: str, batch_size: int | None = None
@@ -89,12 +89,6 @@ class ReplayBuffer:
         metrics, how many prompts this call evicted, refilled, and sampled with missing sessions.
         Raises :class:`IncompleteRolloutError`, or :class:`ReplayTimeoutError`.
         """
-        if self._queue.buffer is not self:
-            raise RlskipError(
-                "another ReplayBuffer was made for this queue, and two would sample its groups "
-                "twice",
-                remedy="use that one, or a queue for each",
-            )
         with self._lock:
             call = self._call(step, partition, batch_size)
         while True:
@@ -157,7 +151,13 @@ class ReplayBuffer:
         return self._partitions[name]
 
     def _sync(self) -> None:
-        """Apply what has changed in the queue."""
+        """Apply what has changed in the queue, of which only its last buffer is told."""
+        if self._queue.buffer is not self:
+            raise RlskipError(
+                "another ReplayBuffer was made for this queue, and two would sample its groups "
+                "twice",
+                remedy="use that one, or a queue for each",
+            )
         for name, changes in self._watch.poll().items():
             self._partition(name).apply(changes)
 

@@ -42,9 +42,12 @@ def test_arguments_that_name_no_groups_are_refused(buffer, rollouts, arguments, 
 
 def test_a_buffer_is_superseded_by_a_later_one(buffer, rollouts, queue):
     rollouts.counted("u")
-    assert len(ReplayBuffer(queue).sample(1, "train")[0]) == 2
-    with pytest.raises(RlskipError, match="another ReplayBuffer was made"):
-        buffer.sample(1, "train")
+    batch, _ = buffer.sample(1, "train")
+    later = ReplayBuffer(queue)
+    for call in (buffer.sample, buffer.get_sampleable_count, lambda *_: buffer.clear(batch)):
+        with pytest.raises(RlskipError, match="another ReplayBuffer was made"):
+            call(1, "train")
+    assert later.sample(1, "train")[0].keys == batch.keys
 
 
 @pytest.mark.parametrize("fill", [False, True])
