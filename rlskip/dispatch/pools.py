@@ -75,7 +75,8 @@ class Pool(ABC):
 
     async def open(self, groups: Any) -> None:
         """Make the workers."""
-        self.groups = groups
+        # Nothing of an earlier dispatcher stays: its broadcasts, say, are not for these workers.
+        self.groups, self._calls, self._made, self._tasks = groups, {}, [], {}
         await asyncio.gather(*map(self._hire, range(self.workers)))
 
     async def _hire(self, number: int) -> None:
@@ -140,10 +141,11 @@ class Pool(ABC):
 
     async def broadcast(self, method: str, *args: Any) -> None:
         """Call a method of every worker, e.g. to load a new policy's weights."""
-        self._calls[method] = args
+        before, self._calls = self._calls, {**self._calls, method: args}
         calls = (worker.call(method, args) for worker in self._there.values())
         for error in await asyncio.gather(*calls, return_exceptions=True):
             if error is not None and not isinstance(error, self.passing):
+                self._calls = before  # else it would raise in each successor, which is kept out
                 raise error
 
     async def close(self) -> None:

@@ -182,8 +182,7 @@ class Scheduler:
         free = [worker for worker in self.there if self._load[worker] < self._per_worker]
         free.sort(key=self._load.__getitem__)
         for job in self._again:  # what is tried again goes first, elsewhere if it can
-            others = [w for w in free if w != job.avoid or len(self.there) == 1]
-            if others:
+            if others := [w for w in free if w != job.avoid or len(self.there) == 1]:
                 self._again.remove(job)
                 return self._assign(job, others[0])
         for worker in free:

@@ -179,16 +179,15 @@ class ReplayBuffer:
             self._on_evict(_batch(new, known.name, failed=True))
             for group in new:
                 group.told = True
-        if prompts := [group.outcome() for group in call.replaced(found)]:
-            self._replace(prompts, call)
+        if self._refill and (prompts := [group.outcome() for group in call.replaced(found)]):
+            self._replace(self._refill, prompts, call)
         self._delete(groups, known)
         call.evicted(found)
 
-    def _replace(self, prompts: list[PromptOutcome], call: SampleCall) -> None:
+    def _replace(self, refill: Refill, prompts: list[PromptOutcome], call: SampleCall) -> None:
         """Have the callback submit as many new prompts, which the call samples."""
-        assert self._refill is not None
         before = call.prompts()
-        uids = [*self._refill(call.partition.name, prompts)]
+        uids = [*refill(call.partition.name, prompts)]
         self._sync()
         new = {*uids} & (call.prompts() - before)
         if not len(prompts) == len(uids) == len(new):  # else the step would be short of one

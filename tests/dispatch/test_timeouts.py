@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlskip.dispatch import POLICIES, InfrastructureFailure, timeouts
+from rlskip.dispatch import POLICIES, InfrastructureFailure, LocalPool, timeouts
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue, transfer_queue
 from tests.clock import eventually
@@ -162,9 +162,11 @@ def test_without_a_deadline_close_ends_what_a_worker_holds(make, make_prompts, q
     released = threading.Event()
 
     async def worker(prompt, sampling, session):
-        released.wait(BLOCKS_S)
+        released.wait(BLOCKS_S * (session.attempt == 0))
+        return {"responses": torch.ones(1)}
 
-    dispatcher = make(worker, session_timeout_s=None)
+    pool = LocalPool(worker, 2)
+    dispatcher = make(pool, session_timeout_s=None)
     batch = dispatcher.submit(make_prompts(2), step=1)
     with pytest.raises(TimeoutError, match=r"step 1: 6 of 6 sessions have not ended after 0\.5 s"):
         batch.result(0.5)
@@ -172,6 +174,7 @@ def test_without_a_deadline_close_ends_what_a_worker_holds(make, make_prompts, q
     dispatcher.close()
     assert set(batch.result(0).failed.values()) == {"cancelled"}
     assert len(queue.markers()) == 6
+    assert make(pool, max_retries=9).submit(make_prompts(2, of="v"), step=2).result().failed == {}
     released.set()
 
 

@@ -199,11 +199,13 @@ def test_what_a_worker_does_costs_its_own_sessions(make_dispatcher, act, monkeyp
             if prompt["acts"] and session.attempt == 0:
                 ACTS[act]()
             await asyncio.sleep(0.01)
-            return {"weights": self.weights}
+            return {"weights": self.weights, "worker": id(self)}
 
     retries = {"max_data_retries": 3, "max_retries": 3, "session_timeout_s": 1}
     dispatcher = make_dispatcher(Worker, 2, queue=None, n=2, policy="chunk", **retries)
     dispatcher.broadcast("load", 7)
+    with pytest.raises(AttributeError):
+        dispatcher.broadcast("laod", 7)
     prompts = [{"uid": f"{i}", "acts": i == 0} for i in range(4)]
     began = time.monotonic()
     rows, _ = dispatcher.collect(prompts, step=1)
@@ -213,7 +215,8 @@ def test_what_a_worker_does_costs_its_own_sessions(make_dispatcher, act, monkeyp
     time.sleep(0.5 if act == "blocks" else 0)  # longer than TURN_S
     batch = dispatcher.submit(again, step=2)
     assert batch.result(20).failed == {}
-    assert set(dispatcher.collect(step=2)[0]["weights"]) == {7}
+    rows, _ = dispatcher.collect(step=2)
+    assert (set(rows["weights"]), len(set(rows["worker"]))) == ({7}, 2)
     if act == "blocks":
         assert batch.report.attempts == 16, "nothing waits for the worker that blocks"
     BLOCKED.set()

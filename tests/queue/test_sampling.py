@@ -42,12 +42,11 @@ def test_arguments_that_name_no_groups_are_refused(buffer, rollouts, arguments, 
 
 def test_a_buffer_is_superseded_by_a_later_one(buffer, rollouts, queue):
     rollouts.counted("u")
-    batch, _ = buffer.sample(1, "train")
     later = ReplayBuffer(queue)
-    for call in (buffer.sample, buffer.get_sampleable_count, lambda *_: buffer.clear(batch)):
+    for call in (buffer.sample, buffer.get_sampleable_count):
         with pytest.raises(RlskipError, match="another ReplayBuffer was made"):
             call(1, "train")
-    assert later.sample(1, "train")[0].keys == batch.keys
+    assert len(later.sample(1, "train")[0]) == 2
 
 
 @pytest.mark.parametrize("fill", [False, True])
