@@ -75,7 +75,8 @@ def readable(config: Any) -> Any:
         is_own = isinstance(value, str) and _OWN_RESOLVER.search(value)
         return value.replace("${", r"\${") if is_own else value
 
-    return OmegaConf.create(escaped(OmegaConf.to_container(config, resolve=False)))
+    plain = escaped(OmegaConf.to_container(config, resolve=False))
+    return OmegaConf.create(plain, flags={"allow_objects": True})
 
 
 def is_node(value: Any) -> bool:

@@ -53,7 +53,8 @@ def calls() -> Iterator[list[str]]:
 def run(tmp_path: Path, calls: list[str]) -> Callable[..., str]:
     def start(*more: str, **skip: Any) -> str:
         node = {"dump_dir": str(tmp_path), "rollout": {"enable": True}, **skip}
-        made = OmegaConf.merge(OWN, {"skip": node}, OmegaConf.from_dotlist([*more]))
+        own = OmegaConf.create(OWN | {"objects": [run]}, flags={"allow_objects": True})
+        made = OmegaConf.merge(own, {"skip": node}, OmegaConf.from_dotlist([*more]))
         calls.clear()  # by OmegaConf's merge
         SkipManager.init(made)
         SkipManager.set_step(1)
