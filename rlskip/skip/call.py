@@ -17,6 +17,7 @@ from rlskip.errors import ConfigError, RlskipError
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.skip.names import ALL, IGNORED, NEUTRAL_META, SELF
 from rlskip.skip.plain import is_data, is_single
+from rlskip.skip.stored import attributes_of
 
 if TYPE_CHECKING:
     from rlskip.jobs.served import Needs
@@ -321,7 +322,7 @@ def _holds(value: Any, prompts: Any) -> bool:
     level = [value, type(value)]
     with contextlib.suppress(Exception):  # an object of the user's raises anything
         for _ in range(2):
-            parts = [o if isinstance(o, dict) else getattr(o, "__dict__", {}) for o in level]
+            parts = [o if issubclass(type(o), dict) else attributes_of(o) for o in level]
             level += [one for some in parts if len(some) <= 256 for one in some.values()]
     return any(one is prompts for one in level)
 

@@ -36,7 +36,8 @@ class Decorated(Trainer):
 
 
 def own_loop(value: Any, ran: list[int]) -> None:
-    annotate(lambda prompts, sampler, ran: ran.append(1))([1], value, ran)
+    computed = SkipManager.annotate("rollout", lambda p, *_: p, stage="generate", ignore=["ran"])
+    computed(lambda prompts, sampler, ran: ran.append(1))([1], value, ran)
 
 
 def rest(value: Any, ran: list[int]) -> None:
