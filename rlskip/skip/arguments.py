@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import enum
 import functools
 import inspect
 import os
@@ -17,6 +18,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Collection
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -40,11 +42,11 @@ _DEPTH = 3
 _MAX_FIELDS = 256  # of an object
 _MAX_VALUES = 10_000  # of a call
 _MAX_LISTED = 32
-_SINGLE = (bool, int, float, str)
+_LISTED, _SINGLE = (list, tuple, set, frozenset), (Number, str, enum.Enum, types.NoneType)
 Quiet = bool | Literal["noted"]  # "noted": what the code names is noted
 
 # How deep to look into what is neutral, where sampling may be nevertheless.
-_NEUTRAL = {"weights": 1, "class": 1, "neutral": -1}
+_NEUTRAL = {"weights": 1, "class": _DEPTH, "neutral": -1}
 # What a library's object, a progress bar, say, counts, or a method of it.
 _COUNTS = ("n", "stop")
 
@@ -146,15 +148,15 @@ class Arguments:
 
     def _note(self, place: str, part: Any) -> None:
         """Note a number, a text, or a short list of these; but not a time of the clock."""
-        cls = type_of(part)
-        is_listed = cls in (list, tuple, set, frozenset) and 0 < len(part) <= _MAX_LISTED
-        if all(type_of(one) in _SINGLE for one in (part if is_listed else [part])):
-            if cls in (bool, int, float) and not is_time(part):
-                self.reads[place] = part
-            elif is_listed or cls is str:  # of what may be a secret, only a hash
-                parts = [part] if cls is str else map(repr, part)
-                text = repr([*parts] if cls in (str, list, tuple) else sorted(parts))
-                self.reads[place] = f"<{xxh3_64_hexdigest(text.encode())}>"
+        from rlskip.format.fingerprint import canonical  # needs numpy
+
+        is_listed = type_of(part) in _LISTED and 0 < len(part) <= _MAX_LISTED
+        are_single = (issubclass(type_of(one), _SINGLE) for one in (part if is_listed else [part]))
+        if all(are_single) and not is_time(part):
+            data = plain_or_not(part)[0]
+            if not isinstance(data, float | int | None):  # it may be a secret
+                data = f"<{xxh3_64_hexdigest(canonical(data).encode())}>"
+            self.reads[place] = data
 
     def settle(self, first: FirstValues) -> Arguments:
         """Compare what shapes rollouts: of objects that were met before, the first values."""
@@ -212,7 +214,7 @@ class Arguments:
                     self._enter(f"{place}.{name}", unwrapped(part), owner, levels - 1, quiet)
                 elif not quiet:
                     self.left[place] = in_words(value)
-            elif not (of_library and name in _COUNTS):
+            elif kind == "class" or not (of_library and name in _COUNTS):
                 is_usual = name in beside or (of_training and not seems_to_shape(str(name)))
                 self._sort(place, str(name), part, owner, levels, quiet or (is_usual and "noted"))
 

@@ -79,7 +79,8 @@ def _simpler(value: Any) -> Any:
     parts = None
     if (is_known or kind == "config") and not is_single_or_list:
         parts = inside(value, kind)
-    added = shaping_in(stored.beside(value, kind, parts or {})) if is_known else {}
+    added = stored.beside(value, kind, parts or {}) if is_known else {}
+    added = {k: part for k, part in added.items() if shaping_in({k: 0}) or _holds_shaping(part)}
     if added and kind != "fields":  # as an attribute of a text
         raise _NotPlain(f"{in_words(value)} with {', '.join(added)}")
     if is_single_or_list:
@@ -101,6 +102,11 @@ def _simpler(value: Any) -> Any:
     parts = {key: part for key, part in parts.items() if type(key) is not str or key not in dropped}
     is_named = kind in ("fields", "list") and not issubclass(cls, stored.NAMESPACES)
     return {Marked("<type>"): stored.kind_name(cls), **parts} if is_named else parts
+
+
+def _holds_shaping(value: Any) -> bool:
+    kind = kind_of(type_of(value))
+    return kind in ("dict", "fields", "object") and bool(shaping_in(inside(value, kind) or {}))
 
 
 def unwrapped(value: Any) -> Any:

@@ -172,18 +172,14 @@ def inside(value: Any, kind: Kind, most: int | None = None) -> dict[Any, Any] | 
 
 
 def beside(value: Any, kind: Kind, parts: Mapping[Any, Any]) -> dict[str, Any]:
-    """What shapes rollouts among what an object, or its class, stores besides its `parts`.
-
-    And of its class what :func:`kept_by` has besides.
-    """
+    """What an object stores besides its `parts`, and of its class what :func:`kept_by` has."""
     if kind in ("holder", "function", "config") or type_of(value) in (*_LISTS, dict):
         return {}
     if kind == "class":
         return kept_by(value, parts)
-    has_declared = kind in ("leaf", "list", "dict", "fields")
-    stored = {**attributes_of(value), **parts} if has_declared else parts
-    added = {name: part for name, part in shaping_in(stored).items() if name not in parts}
-    return {**kept_by(type_of(value), stored), **added}
+    own = attributes_of(value) if kind in ("leaf", "list", "dict", "fields") else {}
+    added = {name: part for name, part in own.items() if name not in parts}
+    return {**kept_by(type_of(value), {**own, **parts}), **added}
 
 
 def classes_of(kind: type) -> list[tuple[type, Mapping[str, Any]]]:
@@ -204,8 +200,8 @@ def attributes_of(value: Any) -> dict[str, Any]:
                         found.setdefault(name, member.__get__(value))
     if type(where) in _MEMBERS:
         found |= where.__get__(value)  # type: ignore[union-attr]
-    for more in [found[name] for name in _OF_PYDANTIC if isinstance(found.get(name), dict)]:
-        found |= more
+    for name in _OF_PYDANTIC:
+        found |= found.pop(name, None) or {}
     return found
 
 

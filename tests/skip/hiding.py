@@ -79,6 +79,11 @@ class Added(Declared):
     pass
 
 
+Partly = dataclass(init=False)(
+    type("Partly", (Plain,), {"__annotations__": {"temperature": float}})
+)
+
+
 class Options(NamedTuple):
     temperature: float
     hook: Any
@@ -145,7 +150,8 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "property": Computed,
     "class": classwide,
     "inherited": lambda t: type("Own", (type(classwide(0.7)),), {"temperature": t})(),
-    "class itself": lambda t: type(classwide(t)),
+    "class itself": lambda t: type("Counted", (), {"n": t}),
+    "class's nested": lambda t: type(kept_by_class({"inner": {"temperature": t}})),
     "class's mapping": lambda t: kept_by_class({"temperature": t}),
     "class's object": lambda t: kept_by_class(Plain(t)),
     "class's partial": lambda t: kept_by_class(staticmethod(functools.partial(sampled, top_p=t))),
@@ -171,6 +177,7 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "mapping's attribute": added(dict, {"a": 1}),
     "path's attribute": added(PosixPath, "a"),
     "undeclared": added(dataclass(type("Declared", (), {"__annotations__": {}}))),
+    "undeclared mapping": lambda t: Partly(0, within={"top_p": t}),
     "named tuple": lambda t: Options(t, print),
     "named tuple's attribute": added(Options, 0, 0),
     "class variable": lambda t: dataclass(type("Declared", (), {**CLASS, "temperature": t}))(),
