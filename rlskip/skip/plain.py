@@ -75,10 +75,8 @@ def _simpler(value: Any) -> Any:
     if issubclass(cls, bytes | bytearray) and len(value) > _MAX_ARRAY:
         raise _NotPlain(in_words(value))
     is_single_or_list = kind == "leaf" or (kind == "list" and not hasattr(cls, "_fields"))
-    is_known = kind in ("leaf", "list", "dict", "fields")
-    parts = None
-    if (is_known or kind == "config") and not is_single_or_list:
-        parts = inside(value, kind)
+    is_known = kind in ("leaf", "list", "dict", "fields", "config")
+    parts = inside(value, kind) if is_known and not is_single_or_list else None
     added = stored.beside(value, kind, parts or {}) if is_known else {}
     added = {k: part for k, part in added.items() if shaping_in({k: 0}) or _holds_shaping(part)}
     if added and kind != "fields":  # as an attribute of a text

@@ -79,11 +79,6 @@ class Added(Declared):
     pass
 
 
-Partly = dataclass(init=False)(
-    type("Partly", (Plain,), {"__annotations__": {"temperature": float}})
-)
-
-
 class Options(NamedTuple):
     temperature: float
     hook: Any
@@ -177,7 +172,9 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "mapping's attribute": added(dict, {"a": 1}),
     "path's attribute": added(PosixPath, "a"),
     "undeclared": added(dataclass(type("Declared", (), {"__annotations__": {}}))),
-    "undeclared mapping": lambda t: Partly(0, within={"top_p": t}),
+    "undeclared mapping": lambda t: (
+        (d := Declared(0, 0)) and vars(d).setdefault("z", {"n": t}) and d
+    ),
     "named tuple": lambda t: Options(t, print),
     "named tuple's attribute": added(Options, 0, 0),
     "class variable": lambda t: dataclass(type("Declared", (), {**CLASS, "temperature": t}))(),

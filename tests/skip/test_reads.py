@@ -43,9 +43,8 @@ STAGES, SETTINGS = [Policy()], {{"temperature": {0}}}
 TEMPERATURE, SAMPLER = {0}, Holder(temperature={0}, style={0})
 class Config: top_p, style = {0}, "a"
 class Spoken: tone, unread = "{0}", {0}
-PAIR, LIMIT = [{0}, 1], {{0.5: None}}.get({0}, 1)
 Tone = enum.Enum("Tone", {{"A": {0}}})
-SPACE = types.SimpleNamespace(tone={0}, unread={0})
+PAIR, LOW, SPACE = [{0}, 1], {{0.5: None}}.get({0}, 1), types.SimpleNamespace(tone={0}, unread={0})
 VIEW = types.MappingProxyType({{"top_k": {0}}})
 Preset = enum.Enum("Preset", {{"A": {{"top_k": {0}}}}})
 Declared = attrs.make_class("Declared", {{"n": attrs.field(), "top_k": attrs.field(default={0})}})
@@ -106,7 +105,7 @@ READS = {
     "os.getenv('MAX_LEN')": "os.environ.MAX_LEN (a str)",
     "env('TOP_K')": "os.environ.TOP_K: '0.6' now, '0.5' in the dump",
     "PAIR[0]": "reads.PAIR: '<",
-    "LIMIT": "reads.LIMIT: 1 now, None in the dump",
+    "LOW": "reads.LOW: 1 now, None in the dump",
     "Tone.A and 1": "reads.Tone.A: '<",
     "Spoken.tone": "reads.Spoken.tone: '<",
     "SPACE.tone": "reads.SPACE.tone: 0.6 now, 0.5 in the dump",
