@@ -75,11 +75,6 @@ class Stage:
         return attrs.evolve(self, func=func.func) if isinstance(func, functools.partial) else self
 
     @functools.cached_property
-    def names(self) -> list[str]:
-        """Of its arguments, without self."""
-        return [name for name in self.signature.parameters if name not in SELF]
-
-    @functools.cached_property
     def prompt_groups(self) -> list[str]:
         """The field of the prompts that only names their groups, if the stage says which."""
         name = self.rows.get("prompt_group") if isinstance(self.rows, Mapping) else None
@@ -275,7 +270,9 @@ class Call:
 
     def explained(self, error: UnsupportedTypeError) -> UnsupportedTypeError:
         """`error`; where it is about an argument that was not named as the prompts, it says so."""
-        names, taken = self.stage.names, self.holder
+        parameters, taken = self.stage.signature.parameters.values(), self.holder
+        rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        names = [p.name for p in parameters if p.kind not in rest and p.name not in SELF]
         others = [name for name in names if name != taken]
         is_told = self.stage.prompts is not None or error.remedy.endswith("')")
         if is_told or taken == "prompts" or not others or not error.where.startswith("prompts"):

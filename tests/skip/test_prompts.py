@@ -137,9 +137,9 @@ def test_an_argument_that_nobody_named_the_prompts_is_said_to_be_taken(
     init: Callable[..., Path],
 ) -> None:
     init(at=1)
-    generate = SkipManager.annotate("rollout")(lambda policy, batch: None)
+    generate = SkipManager.annotate("rollout")(lambda policy, *args, batch, **rest: None)
     with pytest.raises(UnsupportedTypeError) as caught:
-        generate(threading.Lock(), [1])
+        generate(threading.Lock(), batch=[1])
     assert "'policy', the first argument, was taken for the prompts" in caught.value.what
     assert "annotate(prompts='batch')" in caught.value.remedy
     typo = SkipManager.annotate("rollout", "batsch")(lambda model, batch: None)
