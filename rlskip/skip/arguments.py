@@ -78,7 +78,7 @@ class Arguments:
         """Compare an argument as a whole, or look into it."""
         from rlskip.format.fingerprint import canonical  # needs torch
 
-        is_usual = value is default
+        is_usual, self._given[name] = value is default, value
         data, why, is_large = plain_or_not(value, self._counting(name))
         if why:
             self.at(name, value)
@@ -94,18 +94,19 @@ class Arguments:
             usual, differs, _ = plain_or_not(default, self._counting(name))
             is_usual = not differs and canonical(usual) == canonical(data)
         self.values[name] = data
-        if data is not value:  # it has parts, which the stage may change
-            self._given[name] = value
         if is_usual:
             self.usual.add(name)
 
     def changed(self) -> set[str]:
         """The parts of arguments that are not what they were when they were compared."""
-        found = set[str]()
+        again = Arguments(self.ignored, None, self.code)
         for name, value in self._given.items():
-            now = plain_or_not(value, self._counting(name))[0]
-            found |= differing(name, now, self.values[name])
-        return found
+            again.at_argument(name, value, value)
+        # Of objects `FirstValues` tells.
+        shaping = {place: data for place, (data, owner) in again._shaping.items() if owner is None}
+        now, then = again.values | shaping, self.values
+        places = [differing(place, now[place], then[place]) for place in now.keys() & then.keys()]
+        return set[str]().union(*places)
 
     def _counting(self, name: str) -> Callable[[Any], Any]:
         return functools.partial(without, self.ignored, place=name, bare=IGNORED)

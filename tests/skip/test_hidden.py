@@ -222,20 +222,21 @@ def test_an_attribute_that_decays_is_named_and_not_compared(run: Any, where: str
 
 
 def test_a_part_of_an_argument_that_the_stage_changes_is_named_and_not_compared(run: Any) -> None:
-    def generate(prompts: Any, sampling: Any, drawn: Any, ran: list[int]) -> None:
+    def generate(prompts: Any, sampling: Any, drawn: Any, mixed: Any, ran: list[int]) -> None:
         ran.append(1)
         drawn += 1
+        mixed["n"] += 1
         sampling["tokens"] = sampling.pop("tokens", 8) + 1
 
     def loop(temperature: float, ran: list[int]) -> None:
-        sampling, drawn = {"temperature": temperature}, torch.zeros(3)
+        sampling, drawn, mixed = {"temperature": temperature}, torch.zeros(3), {"f": print, "n": 0}
         for step in (1, 2, 3):
             visit(step)
-            annotate(generate)([step], sampling, drawn, ran)
+            annotate(generate)([step], sampling, drawn, mixed, ran)
 
     assert run(loop, 0.5) == "generated"
     changes = "(it changes while stages run)"
-    assert f" drawn {changes}, sampling.tokens {changes}" in run(loop, 0.5)
+    assert f" drawn {changes}, mixed.n {changes}, sampling.tokens {changes}" in run(loop, 0.5)
     assert "arguments.sampling.temperature: 0.6 now, 0.5 in" in run(loop, 0.6)
 
 

@@ -182,8 +182,7 @@ def test_what_was_counted_or_named_otherwise_is_no_change(run: Any) -> None:
     program = body.format(0.5)
     run(program)
     same = program.replace("{{", "{").replace("def usual", "# A comment.\ndef usual")
-    same = same.replace("0.5, 1]", "0.5, 1.0]")
-    same += "\ndef unread(): return OTHER\nOTHER = SPACE.unread = Spoken.unread = 1\n"
+    same += "\ndef unread(): return OTHER\nOTHER = SPACE.unread = Spoken.unread = PAIR[1] = 1.0\n"
     said = run(same)
     assert CODE not in said
     assert " now, " not in said
