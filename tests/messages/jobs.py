@@ -15,12 +15,12 @@ LEASE = "rlskip.jobs.lease"
 
 def enter(folder, wait_s=1e9, silent=False, **owner):
     """Lack step 1, which another job has; `owner` changes what its job's file says."""
-    lease = Lease(folder, f"{NAME}1")
-    assert lease.acquire()
+    with Lease(folder, f"{NAME}1") as lease:  # it goes before another job takes it
+        assert lease.acquire()
     (mine,) = (folder / WORK).glob("job-*")
     theirs = mine.with_name("job-0123456789abcdef")
     theirs.write_text(json.dumps({**json.loads(mine.read_text()), **owner}))
-    (folder / WORK / f"{NAME}1").write_text("0123456789abcdef-0")
+    (folder / WORK / f"{NAME}1").symlink_to("0123456789abcdef-0")
     if silent:
         os.utime(theirs, (0, 0))
     clock = MockClock()
