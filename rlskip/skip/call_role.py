@@ -179,7 +179,9 @@ class CallRole(Role):
                 found = self.ranks.agree(call, self._look_up, self._matching.load)
             if isinstance(found, Mismatch):
                 self.dumps.reject(call.reason, found.key, found.hint)
-                call.replaces, found = found.key.call, None
+                # Under the name of a call with other prompts no later run would look for it.
+                is_looked_for = found.key in call.visit.candidates(call.name, call.place)
+                call.replaces, found = found.key.call if is_looked_for else None, None
             call.found = found
             if found is not None and not call.by_hand:
                 self._matching.take(call, found)
