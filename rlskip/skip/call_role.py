@@ -242,11 +242,8 @@ class CallRole(Role):
             call.written = key
             call.cleanup.add(self._undo, call)
 
-    def _is_anothers(self, call: Call, key: Key, there: DumpMeta | None = None) -> bool:
+    def _is_anothers(self, call: Call, key: Key, there: DumpMeta) -> bool:
         """Whether another call's dump has this name, which may serve that one yet."""
-        there = there or self.dumps.store.read_meta(key.step, key.call)
-        if there is None:
-            return False
         fits = not there.identity or call.identity.fits(there.identity)
         return not fits or self._matching.has_served(key, call)
 
@@ -255,7 +252,7 @@ class CallRole(Role):
         visit, step = call.visit, call.step
         while replaces is None and (
             Key(step, name) in visit.taken
-            or (name in visit.listed and self._is_anothers(call, Key(step, name)))
+            or (name in visit.listed and self.dumps.store.read_meta(step, name))
         ):
             name = next_name(call.name, name)
         key = Key(step, name if replaces is None else replaces)

@@ -133,6 +133,7 @@ class StepCalls:
         with self.lock:
             self.taken.pop(key, None)
             self._has_lost |= is_lost
+            self._in_order = [] if is_lost else self._in_order  # a repeat takes what is left
 
 
 def next_name(own: str, tried: str) -> str:

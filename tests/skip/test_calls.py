@@ -72,6 +72,17 @@ def test_each_call_is_counted_and_the_reason_of_a_miss_is_logged(
     assert "no dump of the step that is left was made for such a call" in caplog.text
 
 
+def test_a_repeat_takes_sound_dumps_and_keeps_what_it_generates(dumped_calls: Any) -> None:
+    dumps = dumped_calls({1: "ab"}, action="repeat")
+    for damaged in dumps.rglob("1.*/gen_batch.dp"):
+        damaged.write_bytes(damaged.read_bytes()[::-1])
+    assert step(1, *"wxy") == ["a1", "x1", "a1"], "the last one that is sound"
+    shutil.rmtree(next(dumps.rglob("1")))
+    assert (step(2), step(1, *"cx")) == ([], ["c2", "x3"]), "none to repeat without its first"
+    dumped_calls({}, on_miss="error")
+    assert {*step(1, *"cxx")} == {"c2", "x1", "x3"}
+
+
 def test_a_mismatch_names_the_step_that_has_the_prompts(dumped_calls: Any) -> None:
     dumped_calls({1: "ad", 2: "bc"})
     with pytest.raises(MismatchError, match="the nearest of its 2 calls, was made for") as caught:
