@@ -100,11 +100,13 @@ def _why_not(
         return f"have another format ({error.what})"
     if not metas:
         return ""
-    places = {meta.info.get("place", 0) for meta in metas.values()}
-    if gaps := {*range(max(places))} - places:
+    places = [meta.info.get("place", 0) for meta in metas.values()]
+    # Of calls that were made in another order, and one of them generated, two have one place.
+    if len(places) <= max(places) and (gaps := {*range(max(places))} - {*places}):
         return f"lack call {compact(sorted(gaps))}, whose dump is missing or damaged"
     if lost := sorted((calls - metas.keys()) | ({*store.quarantined(step)} - calls)):
-        return f"lack {', '.join(Key(step, call).path for call in lost)}, which is damaged"
+        named = ", ".join(Key(step, call).path for call in lost)
+        return f"lack {named}, which is damaged (once made again, prune --quarantined forgets it)"
     if differs := _made_for_others(dumps, metas.values(), called_with):
         return differs
     if (ranks := store.world_size) > 1:

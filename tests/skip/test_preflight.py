@@ -100,9 +100,8 @@ def test_dumps_of_other_sampling_serve_no_step(init: Callable[..., Path], match:
 def test_a_dump_of_another_format_is_refused_by_name(dumps: Path) -> None:
     for path in dumps.rglob("3/meta.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
-    with pytest.raises(
-        ConfigError, match=r"dumps of steps 3 .* another format .a dump of format 99;"
-    ):
+    what = "dumps of steps 3 .* another format .a dump of format 99;"
+    with pytest.raises(ConfigError, match=what):
         start(dumps, on_miss="error")
 
 
@@ -136,12 +135,10 @@ def test_a_loop_may_ask(dumps: Path) -> None:
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("how", ["gone", "cut", "quarantined"])
 def test_every_call_of_a_step_is_looked_at(
-    init: Callable[..., Path], number: int, how: str
+    init: Callable[..., Path], rlskip: Any, number: int, how: str
 ) -> None:
-    dumps, stage = init(), Stage()
-    SkipManager.set_step(1)
-    for prompts in ([1], [2], [3]):
-        stage.generate({"ids": prompts})
+    dumps, stage = init(at=1), Stage()
+    [stage.generate({"ids": prompts}) for prompts in ([1], [2], [3])]
     start(dumps, 1, on_miss="error")
     assert SkipManager.will_replay("rollout", [1])
     store = SkipManager.store("rollout")
@@ -157,8 +154,7 @@ def test_every_call_of_a_step_is_looked_at(
     if (number, how) == (2, "gone"):  # no name tells that there was a last call
         assert SkipManager.will_replay("rollout", [1])
         start(dumps, 1, on_miss="error")
-        SkipManager.set_step(1)
-        stage.generate({"ids": [1]})
+        stage.at(1, {"ids": [1]})
         with pytest.raises(MissError):
             stage.generate({"ids": [3]})
         return
@@ -168,6 +164,10 @@ def test_every_call_of_a_step_is_looked_at(
     assert error.value.what.startswith("the dumps of steps 1 in ")
     lacking = f"{name}, which is" if number == 2 else f"call {number}, whose dump is missing or"
     assert f" lack {lacking} damaged" in error.value.what
+    init(at=1)  # in another order
+    [stage.generate({"ids": prompts}) for prompts in ([3], [2], [1])]
+    rlskip("prune", dumps, "--quarantined", "--yes")
+    start(dumps, 1, on_miss="error")
 
 
 def test_without_an_engine_no_role_generates(dumps: Path) -> None:
