@@ -69,14 +69,17 @@ def unusable(
     rank, ranks = shard()
     store = dumps.store_at(dumps.directory, rank=rank, world_size=ranks, quarantines=False)
     stores = [store, *dumps.other_sizes().values()]
-    if local.action != SkipAction.REPEAT and local.match == "step":
+    if local.action == SkipAction.REPEAT and not dumps.by_prompt:  # it compares nothing
+        why |= dict.fromkeys(listed, "" if store.nearest(0) is None else None)
+    elif local.match == "step":
         why |= {step: _why_not(dumps, store, step, called_with) for step in listed}
     elif skip.serves_validation and dumps.by_prompt:  # another step's shows another model
-        there = {step for one in stores for step in one.steps()}
+        there = {step for one in stores for step in one.listed_by_step() if one.in_order(step)}
         why |= {step: None for step in listed if step in there}
     else:
         reason: str | None = ""
-        read = (one.read_meta(step) for one in stores for step in one.listed())
+        every = ((one, p) for one in stores for of in one.listed_by_step().values() for p in of)
+        read = (one.read_meta(place.step, place.call) for one, place in every)
         for meta in filter(None, read):
             if (reason := _made_for_others(dumps, [meta], called_with)) is None:
                 break
@@ -121,8 +124,6 @@ def _made_for_others(
     dumps: Dumps, metas: Iterable[DumpMeta], called_with: Mapping[str, Any]
 ) -> str | None:
     """What dumps were made for instead, if that is a mismatch; prompts are not compared."""
-    if dumps.local_config.action == SkipAction.REPEAT:
-        return None  # it compares nothing
     differing: list[str] = []
     by_host = {f"identity.{name}": value for name, value in called_with.items()}
     for made in (meta.identity for meta in metas if meta.identity):

@@ -91,7 +91,7 @@ def test_dumps_of_other_sampling_serve_no_step(init: Callable[..., Path], match:
 
     at(1.0, match="step", at=1)
     SkipManager.annotate(role="rollout")(lambda prompts: prompts)([1])
-    assert [at(1.0), at(0.5)] == [True, False]
+    assert [at(1.0), at(0.5), at(0.5, action="repeat")] == [True, False, match != "prompt"]
     with pytest.raises(ConfigError, match=r"temperature: 0\.5 now, 1\.0 in the dump") as error:
         at(0.5, on_miss="error")
     assert "set back what differs" in error.value.remedy
@@ -167,7 +167,7 @@ def test_every_call_of_a_step_is_looked_at(
     init(at=1)  # in another order
     [stage.generate({"ids": prompts}) for prompts in ([3], [2], [1])]
     rlskip("prune", dumps, "--quarantined", "--yes")
-    start(dumps, 1, on_miss="error")
+    [start(dumps, 1, on_miss="error", match=match) for match in ("step", "run", "prompt")]
 
 
 def test_without_an_engine_no_role_generates(dumps: Path) -> None:
