@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from tensordict import NonTensorStack, TensorDict, lazy_stack
+from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
 from rlskip.batch.columns import (
     cells_of,
@@ -21,6 +21,7 @@ from rlskip.batch.columns import (
     is_data_proto,
     is_lazy,
     is_tensordict,
+    is_wrapped,
     objects_of,
     own,
     select,
@@ -139,8 +140,12 @@ class Assembly:
         if all(map(is_lazy, parts)):
             rows = [part.unbind(0) for part in parts]
             return lazy_stack([own(rows[number][row]) for number, row in self._picks])
-        columns = self._columns([columns_of(part) for part in parts])
-        return TensorDict(columns, batch_size=[len(self._picks)])
+        given = [columns_of(part) for part in parts]
+        columns, size = self._columns(given), [len(self._picks), *parts[0].batch_size[1:]]
+        for name, column in given[0].items():
+            if is_wrapped(column) and name in columns:
+                columns[name] = NonTensorData(columns[name], batch_size=size)
+        return TensorDict(columns, batch_size=size, device=parts[0].device)
 
     def _columns(
         self, parts: Sequence[Mapping[Any, Any]], *, of_meta: bool = False
@@ -172,6 +177,7 @@ class Assembly:
 
     def _whole(self, made: dict[Any, Any], name: Any, values: Sequence[Any], of_meta: bool) -> None:
         """Put the value for the whole batch that all dumps have into `made`."""
+        values = [*map(unwrapped, values)]
         if name in self._totals and any(value is not None for value in values):
             made[name] = self._totals[name](self._rows)
         elif name in VOLATILE:
@@ -179,8 +185,8 @@ class Assembly:
                 made[name] = self._columns(values, of_meta=True)
             elif name in (now := meta_of(self._prompts)):
                 made[name] = now[name]
-        elif len({fingerprint(unwrapped(value), volatile=()) for value in values}) == 1:
-            made[name] = own(unwrapped(values[0]))
+        elif len({fingerprint(value, volatile=()) for value in values}) == 1:
+            made[name] = own(values[0])
         elif not of_meta:
             raise AssemblyError(
                 f"{name} is one value for a whole batch, and the dumps have different ones",
@@ -196,6 +202,8 @@ class Assembly:
         kind = columns[0]
         if name and name == self._fields.group:
             cells = self._groups(cells)
+        if is_tensordict(kind) and not isinstance(kind, NonTensorStack):
+            return self._table(columns)
         if isinstance(kind, torch.Tensor) and any(column.is_nested for column in columns):
             layout = torch.jagged if cells[0].ndim else torch.strided
             return torch.nested.as_nested_tensor(cells, layout=layout)
@@ -207,9 +215,7 @@ class Assembly:
             made = torch.stack(self._padded(name, columns, [*map(torch.as_tensor, cells)]))
             return made.to(kind.dtype) if isinstance(kind, torch.Tensor) else made.numpy()
         cells = [own(cell) for cell in cells]
-        if isinstance(kind, NonTensorStack):
-            return NonTensorStack(*cells)
-        return lazy_stack(cells) if is_tensordict(kind) else type(kind)(cells)
+        return NonTensorStack(*cells) if isinstance(kind, NonTensorStack) else type(kind)(cells)
 
     def _groups(self, cells: list[Any]) -> list[Any]:
         """What the rows have as their group: as the prompts name it now.
@@ -265,7 +271,7 @@ class Assembly:
         """
         fields, prompts, responses = self._fields, self._widths("prompt"), self._widths("response")
         nothing, added = [0] * len(widths), _missing(widths)
-        both = [p + r if p and r else 0 for p, r in zip(prompts, responses, strict=True)]
+        both = [p + r if min(p, r) >= 0 else -1 for p, r in zip(prompts, responses, strict=True)]
         if widths == both and name not in (fields.prompt, fields.response):
             # Equally wide in all, and yet its prompts and responses may have other widths. Only
             # padding at the two ends keeps them together.
@@ -286,9 +292,9 @@ class Assembly:
         return self._seen.get("prompt", (True, 0))[0]
 
     def _widths(self, what: str) -> list[int]:
-        """Those of each part's prompts, responses or whole rows; 0 where it has no such tensor."""
+        """Those of each part's prompts, responses or whole rows; -1 where it has no such tensor."""
         columns: list[Any] = [columns_of(p).get(getattr(self._fields, what)) for p in self._parts]
-        return [int(c.shape[1]) if is_padded(c) and c.ndim > 1 else 0 for c in columns]
+        return [int(c.shape[1]) if is_padded(c) and c.ndim > 1 else -1 for c in columns]
 
     @functools.cached_property
     def _seen(self) -> dict[str, tuple[bool, int]]:

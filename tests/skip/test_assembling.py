@@ -39,8 +39,9 @@ def table(values: list[int]) -> TensorDict:
         "name": NonTensorStack(*(f"n{v}" for v in values)),
         "nested": TensorDict({"twice": 2 * torch.tensor(values)}, [len(values)]),
         "same": NonTensorData("all"),
+        "many": NonTensorData([7, 8]),
     }
-    return TensorDict(columns, [len(values)])
+    return TensorDict(columns, [len(values)], device="cpu")
 
 
 def stack(values: list[int]) -> Any:
@@ -114,8 +115,9 @@ def test_any_rows_of_any_batches_are_one_batch(kind: str, data: st.DataObject) -
     if kind == "DataProto":
         assert found.meta_info["same"] == [1, 2, 3, 4, 5, 6, 7]
     if kind == "TensorDict":
-        assert found["same"] == "all"
+        assert (found["same"], found["many"], found.device.type) == ("all", [7, 8], "cpu")
         assert found["value"].dtype is torch.bfloat16
+        assert type(found["nested"]) is TensorDict
 
 
 @pytest.mark.parametrize(
@@ -132,18 +134,20 @@ def test_what_is_not_one_batch_is_refused_by_name(pair: Any, what: str) -> None:
         Assembly(pair, NONE, [(0, 0), (1, 0)], {}, ["a", "b"], [0, 1], {}).batch()
 
 
-@pytest.mark.parametrize("kind", ["DataProto", "mapping"])
+@pytest.mark.parametrize("kind", ["DataProto", "mapping", "TensorDict"])
 def test_of_meta_info_only_what_all_have_is_kept(kind: str) -> None:
     def batch(step: int) -> Any:
         meta = {"timing": {"s": 0.1 * step}, "acc": step, f"only_{step}": 1, "same": {"n": 8}}
         said = np.array([step], object)
         if kind == "mapping":
             return {"said": said, "meta_info": meta}
+        if kind == "TensorDict":
+            return TensorDict({"said": torch.ones(1), "meta_info": NonTensorData(meta)}, [1])
         return DataProtoParts(None, {"said": said}, meta)
 
     parts = [batch(step) for step in (1, 2)]
     found = Assembly(parts, NONE, [(1, 0), (0, 0)], {}, ["a", "b"], [0, 1], {}).batch()
-    meta = found["meta_info"] if kind == "mapping" else found.meta_info
+    meta = found.meta_info if kind == "DataProto" else found["meta_info"]
     assert meta == {"timing": {}, "same": {"n": 8}}
 
 
@@ -169,6 +173,17 @@ def test_values_that_do_not_fit_their_tokens_are_neither_cut_nor_extended(
     fields = RowFields.of(parts[0], {"pad": 0 if more else None})
     with pytest.raises(AssemblyError, match=what):
         Assembly(parts, fields, [(0, 0), (1, 0)], {}, ["a", "b"], [0, 1], {}).batch()
+
+
+def test_empty_responses_are_padded_as_others_are() -> None:
+    one = torch.ones(1, 3, dtype=torch.int64)
+    parts = [
+        {"prompts": one[:, :1], "responses": one[:, 1:end], "attention_mask": one[:, :end]}
+        for end in (1, 3)
+    ]
+    picks = [(0, 0), (1, 0)], {}, ["a", "b"], [0, 1], {}
+    found = Assembly(parts, RowFields.of(parts[0]), *picks).batch()
+    assert found["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
 
 
 def test_jagged_tokens_need_no_padding() -> None:
