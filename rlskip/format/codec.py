@@ -68,18 +68,9 @@ def add_kind(kind: Kind) -> None:
         _BY_CLASS[kind.of] = kind
 
 
-class Walk:
-    """Counts the parts of a value; lists that hold one another twice have more than can be met."""
-
-    def __init__(self) -> None:
-        self._left = MAX_PARTS
-
-    def why_endless(self, depth: int) -> str:
-        """Why the walk, which meets one more part at this depth, must end; else empty."""
-        self._left -= 1
-        if depth > MAX_DEPTH:
-            return f"nested deeper than {MAX_DEPTH} levels"
-        return f"the whole has more than {MAX_PARTS} parts" if self._left < 0 else ""
+def place_at(path: Iterable[str | tuple[Any]]) -> str:
+    """Where a path leads to: by the keys in it, and by what stands for itself (``.values()``)."""
+    return "".join(at if isinstance(at, str) else f"[{at[0]!r}]" for at in path)
 
 
 class Packer:
@@ -89,7 +80,7 @@ class Packer:
         self.arrays: list[Array] = []
         self._path: list[str | tuple[Any]] = []
         self._numbers: dict[int, tuple[Any, int | None]] = {}
-        self._walk = Walk()
+        self._left = MAX_PARTS
 
     def node(self, value: Any, at: str | tuple[Any] = "") -> Node:
         """`value` as a node; raises UnsupportedTypeError where a part of it cannot be kept.
@@ -106,7 +97,7 @@ class Packer:
         if kind is int and -(2**63) <= value < 2**63:
             return value
         self._path.append(at)
-        if why := self._walk.why_endless(len(self._path)):
+        if why := self.why_endless(len(self._path)):
             raise self.unsupported(value, why)
         try:
             how = _BY_CLASS.get(kind) or self._find_kind(value)
@@ -142,12 +133,19 @@ class Packer:
                 return kind
         raise self.unsupported(value)
 
+    def why_endless(self, depth: int) -> str:
+        """Why the walk, which meets one more part at this depth, must end; else empty."""
+        # Lists that hold one another twice have more parts than can be met.
+        self._left -= 1
+        if depth > MAX_DEPTH:
+            return f"nested deeper than {MAX_DEPTH} levels"
+        return f"the whole has more than {MAX_PARTS} parts" if self._left < 0 else ""
+
     def unsupported(self, value: Any, why: str = "") -> UnsupportedTypeError:
         kind = type(value)
-        path = (at if isinstance(at, str) else f"[{at[0]!r}]" for at in self._path)
         return UnsupportedTypeError(
             f"cannot keep a {kind.__module__}.{kind.__qualname__}" + (f": {why}" if why else ""),
-            where="".join(path),
+            where=place_at(self._path),
             remedy=_ALL_ITEMS if hasattr(kind, "__next__") else _OTHERWISE,
         )
 

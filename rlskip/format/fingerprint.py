@@ -24,11 +24,10 @@ from rlskip.batch.columns import (
     is_data_proto,
     is_lazy,
     is_tensor,
-    is_wrapped,
     unwrapped,
 )
 from rlskip.batch.tables import loaded
-from rlskip.format.codec import Walk
+from rlskip.format.codec import place_at
 from rlskip.format.dump_errors import UnsupportedTypeError, text_of
 from rlskip.format.kinds import Packer
 
@@ -46,7 +45,6 @@ _REMEDY = (
     "decode)"
 )
 _encoded = json.JSONEncoder(sort_keys=True).encode
-_APART = object()  # in a path, what has no key: an item of a set
 _OF_JSON = frozenset((str, int, bool, type(None)))
 # Of numbers that every numpy has, in this machine's byte order; each with its name, which numpy
 # computes at every access.
@@ -118,7 +116,7 @@ def plain_json(
         if simplify is not None:  # who gives one tells its own errors
             raise
         path = conversion.path
-        where += "".join(f"[{place!r}]" for place, _ in path if place is not _APART)
+        where += place_at(place for place, _ in path)
         kind = type(path[-1][1] if path else value)
         what = f"cannot compare a {kind.__module__}.{kind.__qualname__}: {text_of(error)}"
         if isinstance(error, UnsupportedTypeError):
@@ -181,8 +179,7 @@ def _is_of(package: str, value: Any) -> bool:
 
 def _scalar_of(value: Any) -> Any:
     """A scalar of numpy, a 0-d array or a 0-d tensor as Python's scalar of its value."""
-    is_masked = isinstance(value, np.ma.MaskedArray)
-    if isinstance(value, np.ndarray | np.generic) and value.ndim == 0 and not is_masked:
+    if isinstance(value, np.ndarray | np.generic) and value.ndim == 0 and _is_of("numpy", value):
         return _scalar_of(value.item()) if value.dtype.kind in "OSU" or is_number(value) else value
     if is_tensor(value) and not value.is_nested and value.ndim == 0:
         from rlskip.format.torch_maker import is_plain
@@ -192,17 +189,18 @@ def _scalar_of(value: Any) -> Any:
     return value
 
 
-class _Conversion:
+class _Conversion(Packer):
     """The walk over a value. Arrays, and what else JSON lacks, are in its result by hash.
 
-    The result for a value must not change, because dumps on disk carry it. `path` has the keys
-    and numbers that lead to the part at hand, each with what is there, also when that raises.
+    The result for a value must not change, because dumps on disk carry it. `path` has the places
+    that lead to the part at hand, each with what is there, also when that raises. What only the
+    codec knows it takes apart, and its parts are compared as all others.
     """
 
     def __init__(self, simplify: Callable[[Any], Any] | None) -> None:
-        self.path: list[tuple[Any, Any]] = []
+        super().__init__()
+        self.path: list[tuple[str | tuple[Any], Any]] = []
         self._simplify = simplify
-        self._walk = Walk()
 
     def plain(self, value: Any) -> Any:
         kind = type(value)
@@ -215,7 +213,7 @@ class _Conversion:
             return [_text(part) if type(part) is str else part for part in value]
         if self._simplify is None and kind is np.ndarray and value.ndim and value.dtype in _PLAIN:
             return _array(value)  # at once: a prompt has several, and a step many prompts
-        value = _scalar_of(self._simplify(value) if self._simplify else value)
+        value = _scalar_of(unwrapped(self._simplify(value) if self._simplify else value))
         kind = type(value)
         if issubclass(kind, enum.Enum):
             # A member's name outlives its value.
@@ -237,7 +235,7 @@ class _Conversion:
             return f"<{value!r}>"
         if isinstance(value, bytes | bytearray):
             return f"<bytes {_hash_of(value)}>"
-        if why := self._walk.why_endless(len(self.path)):
+        if why := self.why_endless(len(self.path)):
             raise UnsupportedTypeError(why)
         return self._composite(value)
 
@@ -246,35 +244,33 @@ class _Conversion:
             return self._sequence(value.unbind()) if value.is_nested else _tensor(value)
         if _is_mapping(value):
             parts = columns_of(value).items()
-            return dict(sorted((self._key(key), self._part(key, part)) for key, part in parts))
+            return dict(sorted((self._key(key), self.node(part, (key,))) for key, part in parts))
         if _is_sequence(value):
             return self._sequence(_rows(value))
         if isinstance(value, np.ndarray | np.generic) and _is_of("numpy", value):
             return _array(np.asarray(value))
-        if is_wrapped(value):
-            return self.plain(value.data)
         if isinstance(value, Set):
-            return {"<set>": sorted((self._part(_APART, item) for item in value), key=canonical)}
+            return {"<set>": sorted((self.node(item) for item in value), key=canonical)}
         if isinstance(value, loaded("PIL.Image", "Image")):
             value = value.copy()  # its class says which kind of file it was read from
-        packer = Packer()
-        node = json.dumps(packer.node(value))
-        arrays = [f"{array.spec} {_hash_of(*array.parts)}" for array in packer.arrays]
-        return f"<{type(value).__qualname__} {_hash_of(f'{node} {arrays}'.encode())}>"
+        return {f"<{type(value).__qualname__}>": super().node(value)}
 
     def _key(self, key: Any) -> str:
         """A mapping's key as a text; the keys 1 and "1" stay two."""
-        plain = _text(key) if type(key) is str else self._part(key, key)
+        plain = _text(key) if type(key) is str else self.node(key, (key,))
         return plain if isinstance(plain, str) else f"<key {canonical(plain)}>"
 
-    def _part(self, place: Any, part: Any) -> Any:
-        self.path.append((place, part))
-        plain = self.plain(part)
+    def node(self, value: Any, at: str | tuple[Any] = "") -> Any:
+        self.path.append((at, value))
+        plain = self.plain(value)
         self.path.pop()
         return plain
 
+    def array(self, data: np.ndarray, spec: str, owned: bool = True) -> Any:
+        return _hash_of(data)
+
     def _sequence(self, parts: Sequence[Any]) -> list[Any]:
-        return [self._part(i, part) for i, part in enumerate(parts)]
+        return [self.node(part, (i,)) for i, part in enumerate(parts)]
 
 
 def _text(value: str) -> str:
@@ -283,12 +279,9 @@ def _text(value: str) -> str:
     return f"<str {text}>" if is_marked else text
 
 
-def _hash_of(*parts: Any) -> str:
-    digest = xxhash.xxh3_128()
-    for part in parts:
-        data: Any = part.view(np.uint8) if isinstance(part, np.ndarray) else part
-        digest.update(data)
-    return digest.hexdigest()
+def _hash_of(data: Any) -> str:
+    hashed: Any = data.view(np.uint8) if isinstance(data, np.ndarray) else data
+    return xxhash.xxh3_128_hexdigest(hashed)
 
 
 def _tensor(value: Any) -> str:
@@ -318,8 +311,7 @@ def _array(value: np.ndarray) -> str:
     if kind in "SU":  # as wide as its longest, and of one character at least
         longest = int(np.char.str_len(value).max()) if value.size else 0
         value = value.astype(f"{kind}{max(longest, 1)}")
-    if not value.dtype.isnative:
-        value = value.astype(value.dtype.newbyteorder("="))
+    value = value.astype(value.dtype.newbyteorder("="), copy=False)
     name = _PLAIN.get(value.dtype) or (value.dtype.name if kind in "biufc" else value.dtype.str)
     flat = np.ascontiguousarray(value).reshape(-1)
     digest = _hash_of(_equal_floats(flat) if kind in "fc" else flat)

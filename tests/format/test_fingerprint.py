@@ -7,6 +7,7 @@ import io
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -88,9 +89,16 @@ class _Split(enum.Enum):
     TEST = "test"
 
 
+@dataclass
+class _Asked:
+    text: Any
+    more: Any = None
+
+
 # Equal in arguments and in the config, and two prompts.
 _BY_VALUE: list[tuple[Any, Any]] = [
     (1, 1.0), ([1, [2.0]], (1.0, [2])), (2**40, float(2**40)), (2**80, float(2**80)),
+    (_Asked("a", {"n": 8}), _Asked("a", {"n": 8.0})),
 ]  # fmt: skip
 _EQUAL: list[tuple[Any, Any]] = [
     (3, np.int64(3)),
@@ -129,6 +137,8 @@ _EQUAL: list[tuple[Any, Any]] = [
     ({"b", "a", "c"}, frozenset(["c", "a", "b"])),
     (OmegaConf.create({"a": [1, {"b": 2}]}), {"a": [1, {"b": 2}]}),
     (b"ab", bytearray(b"ab")),
+    (_Asked("a", {1: -0.0, 2: np.arange(3)}), _Asked(Path("a"), {2: torch.arange(3), 1: 0.0})),
+    (_Asked(_ROWS[0], _ROWS[0]), _Asked(_ROWS[0], _ROWS[0].clone())),
 ]
 _DIFFERENT: list[tuple[Any, Any]] = [
     (True, 1),
@@ -168,6 +178,8 @@ _DIFFERENT: list[tuple[Any, Any]] = [
     (_lazy({"x": _ROWS[0]}, {"x": _ROWS[1]}), _lazy({"x": _ROWS[1]}, {"x": _ROWS[0]})),
     (_lazy({"x": 1, "y": 1}, {"x": 1}), _lazy({"x": 1, "y": 2}, {"x": 1})),
     (_Split.TRAIN, _Split.TEST),
+    (_Asked("a", [1]), _Asked("a", [2])),
+    (_Asked("a"), {"text": "a", "more": None}),
     (Path("a"), Path("b")),
     (date(2026, 1, 1), date(2026, 1, 2)),
 ]
