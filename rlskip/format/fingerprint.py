@@ -150,14 +150,10 @@ def is_number(array: np.ndarray | np.generic) -> bool:
 
 
 def _is_mapping(value: Any) -> bool:
-    if type(value) is dict:
-        return True
-    if isinstance(value, loaded("tensordict", "NonTensorStack")):
-        return False
-    if is_lazy(value):
+    if is_lazy(value) and not isinstance(value, loaded("tensordict", "NonTensorStack")):
         # Of any other stack, tensordict shows only the keys that all parts have.
         return len({frozenset(part.keys(True, True)) for part in value.tensordicts}) == 1
-    return isinstance(value, Mapping)
+    return isinstance(value, Mapping) and not is_lazy(value)
 
 
 def _is_sequence(value: Any) -> bool:
@@ -182,10 +178,8 @@ def _scalar_of(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic) and value.ndim == 0 and _is_of("numpy", value):
         return _scalar_of(value.item()) if value.dtype.kind in "OSU" or is_number(value) else value
     if is_tensor(value) and not value.is_nested and value.ndim == 0:
-        from rlskip.format.torch_maker import is_plain
-
-        with contextlib.suppress(NotImplementedError):  # of less than a byte
-            return value.item() if is_plain(value) else value
+        with contextlib.suppress(RuntimeError):  # of less than a byte, or without elements
+            return value.item()
     return value
 
 
@@ -225,10 +219,8 @@ class _Conversion(Packer):
             return _text(os.fspath(value))
         if value is None or isinstance(value, bool):
             return value
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, float):
-            return float(value) + 0
+        if isinstance(value, int | float):
+            return value + 0
         if issubclass(kind, re.Pattern):  # its own repr shows 200 characters
             return f"<pattern {value.pattern!r} {value.flags}>"
         if is_text(kind) and not isinstance(value, np.generic):

@@ -88,9 +88,16 @@ def _collection(kind: type) -> Kind:
     )
 
 
-def _mapping(kind: type) -> Kind:
+class Fields(dict[Any, Any]):
+    """The fields of a value, in the place of its class. As such a value it may be a key."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+def _mapping(kind: type, tag: str = "") -> Kind:
     return Kind(
-        kind.__name__.lower(),
+        tag or kind.__name__.lower(),
         kind,
         lambda value, packer: [packer.entries(value.items())],
         lambda unpacker, entries: kind(unpacker.entries(entries)),
@@ -234,7 +241,7 @@ def _pack_fields(value: Any, packer: Packer) -> list[Node]:
 
 
 def _unpack_fields(unpacker: Unpacker, module: str, qualname: str, entries: Node) -> Any:
-    values = dict(unpacker.entries(entries))
+    values = Fields(unpacker.entries(entries))
     if unpacker.into != "host":
         return values
     what = f"a class with the fields {', '.join(map(str, values))}"
@@ -274,6 +281,7 @@ _PATHS = {c.__name__: c for c in (PurePosixPath, PureWindowsPath, type(Path()))}
 
 KINDS = [
     *map(_collection, (list, tuple, set, frozenset)),
+    _mapping(Fields, "dict"),
     *map(_mapping, (dict, OrderedDict)),
     Kind("defaultdict", defaultdict, _pack_defaultdict, _unpack_defaultdict),
     *map(_raw, (bytes, bytearray)),

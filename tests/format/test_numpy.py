@@ -18,7 +18,7 @@ from rlskip.format.container import Reader, write
 from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.format.kinds import Packer, array_of, rebuild
 from rlskip.store import fingerprint, register_codec
-from tests.format.values import VALUES, same
+from tests.format.values import VALUES, Turn, same
 
 
 def _written(value: Any) -> Reader:
@@ -122,6 +122,13 @@ def test_lengths_cut_the_rows_of_a_jagged_tensor() -> None:
     )
     rows = _as_numpy(jagged)
     assert [row.tolist() for row in rows] == [[[0], [6]], [[3, 4], [9, 10]]]
+
+
+def test_a_key_of_a_class_is_a_key_by_its_fields() -> None:
+    turn = Turn("user", 3)
+    ((key, items),) = _as_numpy({turn: {turn, 1}}).items()
+    assert key == _as_numpy(_as_numpy(turn)) == {"role": "user", "tokens": 3}
+    assert key in items
 
 
 def test_a_registered_codec_gets_tensors() -> None:
