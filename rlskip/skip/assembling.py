@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -80,7 +81,8 @@ class Assembly:
     side where the parts have padding. The rows' groups are named as the prompts are: `digests` has
     the hash of each of the prompts, `owners` for each of the picked rows the place of its prompt.
     `totals` are functions of the rows, by the name of a value for a whole batch. Without one the
-    parts must have the same; what tells when it was made is left out.
+    parts must have the same; what tells when it was made is left out. `dumps` gives all rows of the
+    dumps, which may show padding that the picked ones lack.
     """
 
     _parts: Sequence[Any]
@@ -90,6 +92,7 @@ class Assembly:
     _digests: Sequence[str]
     _owners: Sequence[int]
     _totals: Mapping[str, Callable[[Any], Any]]
+    _dumps: Callable[[], Iterable[Any]] = tuple
     # The columns that are put together so far.
     _rows: dict[str, Any] = attrs.field(init=False, factory=dict)
 
@@ -298,13 +301,14 @@ class Assembly:
 
     @functools.cached_property
     def _seen(self) -> dict[str, tuple[bool, int]]:
-        """Of prompts, responses and whole rows the first padding in any part (`batch.padding`).
+        """Of prompts, responses and whole rows the first padding in any part or dump.
 
         Whether it is on the left, and its value.
         """
         found: dict[str, tuple[bool, int]] = {}
         with contextlib.suppress(RecordError):  # they have no tokens
-            for columns in [RowColumns.of(part, self._fields) for part in self._parts]:
+            for part in itertools.chain(self._parts, self._dumps()):
+                columns = RowColumns.of(part, self._fields)
                 for what, (starts, ends) in Rows.of(columns).extents.items():
                     column: Any = columns.tokens.get(what)
                     if is_padded(column):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from typing import Any
 
@@ -125,7 +126,8 @@ class PromptMatching(CallMatching):
             self._cache.clear()  # what the trainer gets it may change
             return parts[0]
         of_batch = call.prompts, call.digests, owners, call.stage.totals
-        return Assembly(parts, fields, picks, *of_batch).batch()
+        dumps = functools.partial(map, self._loaded, metas.keys(), metas.values())
+        return Assembly(parts, fields, picks, *of_batch, dumps).batch()
 
     def _loaded(self, key: Key, meta: DumpMeta) -> Any:
         """A dump, which the next batch may need, too."""

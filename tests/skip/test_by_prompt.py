@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -196,6 +197,20 @@ def test_groups_are_named_as_the_prompts_are_now(init: Callable[..., Path], batc
         named = [*uids[: len(batch)]]
         got = generate({"uid": named, "text": [*batch]})
         assert got == {"uid": named, "said": [*batch]}
+
+
+def test_prompts_are_padded_where_the_dumps_have_padding(init: Callable[..., Path]) -> None:
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: list[str]) -> dict[str, Any]:
+        tokens = [torch.tensor([*map(ord, text)]) for text in prompts]
+        asked = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True)
+        return {"prompts": asked, "prompt_mask": asked > 0, "responses": asked[:, :1]}
+
+    init()
+    run(generate, ["xyz", "d"], ["ef", "g"])
+    init(match="prompt", on_miss="error")
+    (found,) = run(generate, ["xyz", "ef"])  # of which none has padding
+    assert found["prompts"].tolist() == [[120, 121, 122], [101, 102, 0]]
 
 
 def test_rows_of_two_prompts_are_never_one_group(init: Callable[..., Path]) -> None:
