@@ -150,6 +150,12 @@ class Packer:
         )
 
 
+def as_key(value: Any) -> Any:
+    """A value that has a hash: the values of a mapping, as which fields of a class are read."""
+    parts = value.values() if type(value) is dict else value
+    return tuple(map(as_key, parts)) if type(value) in (dict, tuple) else value
+
+
 class Unpacker:
     """The walk from a node to a value; :func:`rlskip.format.kinds.rebuild` names its errors."""
 
@@ -186,7 +192,7 @@ class Unpacker:
         return value
 
     def entries(self, entries: list[list[Node]]) -> Iterator[tuple[Any, Any]]:
-        return ((self.node(key), self.node(value)) for key, value in entries)
+        return ((as_key(self.node(key)), self.node(value)) for key, value in entries)
 
     def once(self, number: int, build: Callable[[np.ndarray], Any]) -> Any:
         """What `build` makes of array `number`: one object wherever a tree names it."""

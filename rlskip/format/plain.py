@@ -4,7 +4,8 @@ Long lists of numbers or texts, and lists of such lists (token ids), are packed 
 
 The class of a dataclass, a named tuple or a member of an enum is looked up among those that the
 program has imported, and an instance is made without a call of its code. Where the reader asks for
-no host's classes, the first two come as mappings of their fields, and a member as its value.
+no host's classes, the first two come as mappings of their fields (a key as a tuple of their
+values), and a member as its value.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from rlskip.batch.columns import objects_of
-from rlskip.format.codec import Kind, Node, Packer, Unpacker
+from rlskip.format.codec import Kind, Node, Packer, Unpacker, as_key
 from rlskip.format.dump_errors import UnknownTypeError
 
 _OBJECTS = 8  # bytes of objects of Python, about, for each byte of an array that holds them
@@ -82,22 +83,18 @@ def _cut(flat: Any, lengths: np.ndarray) -> list[Any]:
 
 
 def _collection(kind: type) -> Kind:
-    pack = _pack_set if kind in (set, frozenset) else _pack_list
+    is_set = kind in (set, frozenset)
+
+    def unpack(unpacker: Unpacker, *parts: Node) -> Any:
+        items = _unpack_list(unpacker, *parts)
+        return kind(map(as_key, items) if is_set else items)
+
+    return Kind(kind.__name__, kind, _pack_set if is_set else _pack_list, unpack)
+
+
+def _mapping(kind: type) -> Kind:
     return Kind(
-        kind.__name__, kind, pack, lambda unpacker, *parts: kind(_unpack_list(unpacker, *parts))
-    )
-
-
-class Fields(dict[Any, Any]):
-    """The fields of a value, in the place of its class. As such a value it may be a key."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self.items()))
-
-
-def _mapping(kind: type, tag: str = "") -> Kind:
-    return Kind(
-        tag or kind.__name__.lower(),
+        kind.__name__.lower(),
         kind,
         lambda value, packer: [packer.entries(value.items())],
         lambda unpacker, entries: kind(unpacker.entries(entries)),
@@ -241,7 +238,7 @@ def _pack_fields(value: Any, packer: Packer) -> list[Node]:
 
 
 def _unpack_fields(unpacker: Unpacker, module: str, qualname: str, entries: Node) -> Any:
-    values = Fields(unpacker.entries(entries))
+    values = dict(unpacker.entries(entries))
     if unpacker.into != "host":
         return values
     what = f"a class with the fields {', '.join(map(str, values))}"
@@ -281,7 +278,6 @@ _PATHS = {c.__name__: c for c in (PurePosixPath, PureWindowsPath, type(Path()))}
 
 KINDS = [
     *map(_collection, (list, tuple, set, frozenset)),
-    _mapping(Fields, "dict"),
     *map(_mapping, (dict, OrderedDict)),
     Kind("defaultdict", defaultdict, _pack_defaultdict, _unpack_defaultdict),
     *map(_raw, (bytes, bytearray)),

@@ -166,16 +166,6 @@ def test_dropped_fields_leave_the_batch_as_it_was(kind: str) -> None:
     assert drop_fields(batch, ["unknown"]) is batch
 
 
-def test_rows_of_different_shapes_are_cells_of_a_lazy_stack() -> None:
-    rows: list[Row] = [
-        {"uid": "a", "x": 1, "ids": [1, 2], "tools": []},
-        {"uid": "b", "x": 2, "ids": [3], "tools": []},
-    ]
-    cells = cells_of(columns_of(_lazy(rows))["ids"])
-    assert [_bare(cell) for cell in cells or ()] == [[1, 2], [3]]
-    assert [row["ids"] for row in map(_bare, rows_of(select(_lazy(rows), [1])))] == [[3]]
-
-
 @pytest.mark.parametrize(
     "value",
     [None, 7, "text", b"x", object(), [], (), [1, 2], {"a", "b"}, torch.ones(3)],

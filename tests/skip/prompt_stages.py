@@ -72,7 +72,7 @@ def jagged(prompts: str) -> dict[str, Any]:
     parts = [torch.arange(1 + value % 3) for value in values]
     return {
         "value": torch.tensor(values),
-        "part": torch.nested.nested_tensor(parts, layout=torch.jagged),
+        "responses": torch.nested.nested_tensor(parts, layout=torch.jagged),
         "name": np.array([*prompts], object),
         "more": {"twice": [2 * value for value in values]},
         "meta_info": {"timing": {"s": next(counter)}, "global_steps": 3, "same": 1},
@@ -94,7 +94,7 @@ def check_rows(result: Any) -> None:
     if isinstance(result, dict) and "more" in result:
         values = result["value"].tolist()
         assert result["more"]["twice"] == [2 * value for value in values]
-        assert [len(part) for part in result["part"].unbind()] == [1 + v % 3 for v in values]
+        assert [len(part) for part in result["responses"].unbind()] == [1 + v % 3 for v in values]
         assert result["meta_info"]["same"] == 1
         assert "timing" not in result
     if not isinstance(result, dict) or "prompts" not in result:

@@ -176,19 +176,8 @@ def test_values_that_do_not_fit_their_tokens_are_neither_cut_nor_extended(
 
 
 def test_empty_responses_are_padded_as_others_are() -> None:
-    one = torch.ones(1, 3, dtype=torch.int64)
-    parts = [
-        {"prompts": one[:, :1], "responses": one[:, 1:end], "attention_mask": one[:, :end]}
-        for end in (1, 3)
-    ]
-    picks = [(0, 0), (1, 0)], {}, ["a", "b"], [0, 1], {}
-    found = Assembly(parts, RowFields.of(parts[0]), *picks).batch()
-    assert found["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
-
-
-def test_jagged_tokens_need_no_padding() -> None:
-    parts = [{"responses": ragged(values), "value": values} for values in ([2], [1])]
-    fields = RowFields(response="responses")
-    found = Assembly(parts, fields, [(1, 0), (0, 0)], {}, ["a", "b"], [0, 1], {}).batch()
-    assert found["value"] == [1, 2]
-    assert [len(row) for row in found["responses"].unbind()] == [2, 3]
+    tokens = [torch.ones(1, width, dtype=torch.int64) for width in (0, 1, 2)]
+    parts = [dict(zip("rwp", (tokens[w], tokens[w + 1], tokens[1]), strict=True)) for w in (0, 1)]
+    fields = RowFields(prompt="p", response="r", attention="w")
+    found = Assembly(parts, fields, [(0, 0), (1, 0)], {}, ["a", "b"], [0, 1], {}).batch()
+    assert found["w"].tolist() == [[1, 0], [1, 1]]

@@ -202,15 +202,14 @@ def test_groups_are_named_as_the_prompts_are_now(init: Callable[..., Path], batc
 def test_prompts_are_padded_where_the_dumps_have_padding(init: Callable[..., Path]) -> None:
     @SkipManager.annotate(role="rollout")
     def generate(prompts: list[str]) -> dict[str, Any]:
-        tokens = [torch.tensor([*map(ord, text)]) for text in prompts]
-        asked = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True)
-        return {"prompts": asked, "prompt_mask": asked > 0, "responses": asked[:, :1]}
+        asked = torch.tensor([[*text.ljust(max(map(len, prompts))).encode()] for text in prompts])
+        return {"prompts": asked, "prompt_mask": asked != 32, "responses": asked[:, :1]}
 
     init()
     run(generate, ["xyz", "d"], ["ef", "g"])
     init(match="prompt", on_miss="error")
     (found,) = run(generate, ["xyz", "ef"])  # of which none has padding
-    assert found["prompts"].tolist() == [[120, 121, 122], [101, 102, 0]]
+    assert found["prompts"].tolist() == [[120, 121, 122], [101, 102, 32]]
 
 
 def test_rows_of_two_prompts_are_never_one_group(init: Callable[..., Path]) -> None:
