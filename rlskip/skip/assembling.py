@@ -161,12 +161,11 @@ class Assembly:
             what = f"some dumps have {', '.join(fields)}, others have not"
             raise AssemblyError(what, _WHERE, remedy)
         counts = Counter(number for number, _ in self._picks)
-        made: dict[Any, Any] = {}
-        whole: dict[Any, list[Any]] = {}
+        made, whole = dict[Any, Any](), dict[Any, list[Any]]()
         for name in [name for name in parts[0] if name not in odd]:
             columns = [part[name] for part in parts]
             if all(column_length(column) == counts[i] for i, column in enumerate(columns)):
-                made[name] = self._rows[name] = self._column(str(name), columns)
+                made[name] = self._column(str(name), columns)
             elif all(
                 isinstance(column, dict) and {*map(column_length, column.values())} == {counts[i]}
                 for i, column in enumerate(columns)
@@ -174,6 +173,7 @@ class Assembly:
                 made[name] = self._columns(columns, of_meta=of_meta)
             else:
                 whole[name] = columns
+        self._rows |= made  # the outermost last, so that its names count
         for name, values in whole.items():  # totals are of all rows
             self._whole(made, name, values, of_meta)
         return made

@@ -261,7 +261,8 @@ def test_values_for_a_whole_batch(init: Callable[..., Path]) -> None:
         @SkipManager.annotate(role="rollout", stage="same", **options)
         def generate(prompts: list[str]) -> dict[str, Any]:
             made.append("".join(prompts))
-            return {"name": [*prompts], "total": len(made), "same": "x"}
+            within = {"name": [7] * len(prompts)}
+            return {"name": [*prompts], "total": len(made), "more": within}
 
         return lambda batch: generate([*batch])
 
@@ -273,10 +274,10 @@ def test_values_for_a_whole_batch(init: Callable[..., Path]) -> None:
         run(decorated(), "bc")
     assert "skip.drop_fields=[total]" in caught.value.remedy
     init(match="prompt", drop_fields=["total"])
-    assert run(decorated(), "bc") == [{"name": ["b", "c"], "same": "x"}]
+    assert run(decorated(), "bc") == [{"name": ["b", "c"], "more": {"name": [7, 7]}}]
     init(match="prompt")
-    (found,) = run(decorated(totals={"total": lambda rows: len(rows["name"])}), "bc")
-    assert found == {"name": ["b", "c"], "total": 2, "same": "x"}
+    (found,) = run(decorated(totals={"total": lambda rows: "".join(rows["name"])}), "bc")
+    assert found == {"name": ["b", "c"], "total": "bc", "more": {"name": [7, 7]}}
     assert made == []
 
 
