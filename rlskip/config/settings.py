@@ -94,9 +94,9 @@ def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
 
     for_all = {key: node[key] for key in node if key in SHARED_KEYS}
     shared = read(skip.SkipManagerConfig, for_all, "skip", problems)
-    given = {key: node[key] for key in node if key not in SHARED_KEYS}
+    given = {k: node[k] for k in (*skip.BUILT_IN_ROLES, *node) if k in node.keys() - SHARED_KEYS}
     replays_validation = shared.validation == "replay"
-    if replays_validation:  # last: it takes its place from the role of training
+    if replays_validation:  # last: its place is the first training role's, whatever their order
         given[VALIDATION_ROLE] = given.pop(VALIDATION_ROLE, None) or {}
 
     known = skip.role_configs()
@@ -117,10 +117,8 @@ def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
             continue
         if name not in configs:
             keys, otherwise = [*SHARED_KEYS, *configs], "docs/keys.md lists all keys"
-            outer, _, inner = name.partition(".")
-            nested = (
-                f"nest it: {{{outer}: {{{inner}: {value}}}}}" if outer in known and inner else ""
-            )
+            role, _, key = name.partition(".")
+            nested = f"nest it: {{{role}: {{{key}: {value}}}}}" if role in known and key else ""
             refuse(name, "unknown key", nested or did_you_mean(name, keys, "skip", otherwise))
             continue
         if not isinstance(value, Mapping):
