@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
@@ -127,6 +127,8 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
     if schema is None or not isinstance(config, schema):
         refuse_displaced(name, config)
         node = check.look_up(check.readable(config), name)
+    if check.is_node(node) and not isinstance(node, Mapping):  # whose types are judged one by one
+        node = dataclasses.asdict(node)
     try:
         if OmegaConf.is_config(node):
             plain: Any = OmegaConf.to_container(node, resolve=True)

@@ -125,6 +125,9 @@ def test_a_dataclass_that_the_caller_built_is_checked() -> None:
         read_node(DispatchConfig, DispatchConfig(workers=0))
     with pytest.raises(ConfigError, match=r"^skip\.wait_s: must be at least 0"):
         read_skip(SkipManagerConfig(wait_s=-1.0))
+    wrong = SkipManagerConfig(wait_s="5 min", rollout=RolloutSkipConfig(n="x"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"skip\.wait_s: Value (.|\n)*skip\.rollout\.n: Value"):
+        read_skip({"skip": wrong})
 
 
 def test_threads_that_read_configs_side_by_side_read_their_own() -> None:
