@@ -95,12 +95,16 @@ def refuse_displaced(name: str, config: Any) -> None:
 
 def _composed_of(job: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """The path of each config that a job was composed of, or of the primary one, and its keys."""
-    from hydra.core.global_hydra import GlobalHydra
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+    from hydra.core.plugins import Plugins
     from hydra.types import RunMode
 
-    if not GlobalHydra.instance().is_initialized():
-        return
-    loader = GlobalHydra.instance().config_loader()
+    Plugins.instance()  # finds the classes of the sources
+    search_path = ConfigSearchPathImpl()
+    for one in OmegaConf.select(job, "hydra.runtime.config_sources") or ():
+        search_path.append(one.provider, f"{one.schema}://{one.path}")
+    loader = ConfigLoaderImpl(search_path)
     config_name = OmegaConf.select(job, "hydra.job.config_name")
     places = [(config_name, "")]
     if every:  # which takes its time for a large application

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from rlskip._hydra import sets_own_key
 from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts, Origin
-from rlskip.config.nodes import add_callback, find_node, record_chosen_by
+from rlskip.config.nodes import add_callback, find_node, read_record, record_chosen_by
 from rlskip.config.settings import SkipSettings, read_skip, why_off
 from rlskip.config.skip import RoleConfig, role_configs, to_generate
 from rlskip.config.steps import compact
@@ -81,10 +81,9 @@ def _composed(command: Sequence[str]) -> tuple[Command, DictConfig]:
     """A command taken apart, and its config; of a multirun those of the first job that skips."""
     split = Command.parse(command)
     config = compose(split)
-    params = look_up(config, "hydra.sweeper.params") if split.multirun else {}
-    if params or str(look_up(config, "hydra.mode")).endswith("MULTIRUN"):
-        given = look_up(config, "hydra.sweeper.params") or {}
-        split = Command.parse(command, [f"{key}={value}" for key, value in given.items()])
+    params = look_up(config, "hydra.sweeper.params") or {}
+    if (split.multirun and params) or str(look_up(config, "hydra.mode")).endswith("MULTIRUN"):
+        split = Command.parse(command, [f"{key}={value}" for key, value in params.items()])
         config = compose(split)
     for other in itertools.islice(split.others(_groups(config)), _OTHERS):
         if chosen_by(config) or record_chosen_by(config):
@@ -184,6 +183,7 @@ def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
         for role in foreign:
             del ours.skip[role]
         settings = read_skip(ours)
+        read_record(ours if record_chosen_by(ours) else None)
     except RlskipError as error:
         return SkipSettings(HostFacts(config)), [_refusal("skip", error)]
     said = [
@@ -235,7 +235,7 @@ def _role(skip: Role, facts: HostFacts) -> Iterator[Finding]:
                 for severity, changes in skip.dumps.notices.changes(dump.full_meta(), directory):
                     level = WARNING if severity == logging.WARNING else NOTE
                     yield Finding(name, level, changes)
-    elif not reasons:
+    elif role.on_miss == "generate" and not reasons:
         yield Finding(name, NOTE, "no dump yet: the listed steps are generated")
     for reason, those in reasons.items():
         then = "the job would end there" if reason in ends else "they are generated again"

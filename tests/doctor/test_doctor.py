@@ -202,6 +202,8 @@ def test_it_says_which_steps_would_be_replayed(app: Path, explain: Callable[...,
     said = explain(*replay, "trainer.total_training_steps=2")
     assert "no inference engine will be started" in said_of(said, "engine")
     assert errors(said) == []
+    none = explain("+skip=rollout_replay", "skip.dump_dir=empty")
+    assert "are generated" not in none.out
     again = explain("+skip=rollout_repeat", "skip.dump_dir=dumps")
     assert "steps 1-5 would be replayed from the dumps of 1,2,4" in said_of(again, "rollout")
 
@@ -257,9 +259,11 @@ def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any], on_
         ([], "a: 1\n", "skip: the config has no such node"),
         (["+skip=rolout_cache"], "a: 1\n", "rollout_tq_repeat"),
         (["+skip=on"], "a: 1\n", "skip: rlskip has no option 'on'"),
+        (["+skip=rollout_cache"], "skip: 5\n", "skip: the application's own key `skip` (5) is in"),
         (["+skip=rollout_cache", "skip.rollout.enable=false"], "a: 1\n",
          "skip.rollout.enable: it is false, although"),
         (["+skip=rollout_cache", "skip.stepz=[1]"], "a: 1\n", "skip.stepz: unknown key"),
+        (["+skip=rollout_cache", "+record=stages", "record.n=1"], "a: 1\n", "record.n: unknown"),
         (["+skip=rollout_cache", "skip.identity=[b]"], "a: 1\n",
          "skip: skip.identity: the config has no key b"),
         (["+skip=rollout_cache", "~hydra.callbacks.rlskip"], "a: 1\n",
