@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -245,6 +245,6 @@ def retire_legacy_flag(config: Any, *, reaches_task: bool = True) -> None:
         raise ConfigError(what, LEGACY_FLAG, f"add the override {LEGACY_FLAG}=False")
     node = look_up(config, f"{ROLLOUT}.skip")
     with read_write(node) if isinstance(node, DictConfig) else nullcontext():
-        node["enable"] = False
+        (node if isinstance(node, MutableMapping) else vars(node)).update(enable=False)
     said = f"{LEGACY_FLAG} and skip.rollout.enable are both true; the flag is set False: remove it"
     warnings.warn(said, LegacyFlagWarning, stacklevel=3)

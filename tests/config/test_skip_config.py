@@ -118,8 +118,8 @@ def test_validation_is_a_role_beside_the_one_of_training() -> None:
     role = roles["rollout_val"]
     assert (0 in role.steps, role.on_miss) == (True, "error")
     assert (role.dump_dir, role.gbs) == ("/d", 4), "those of rollout_tq"
-    reward = {"enable": True, "dump_dir": "/r"}
-    role = read_roles({"skip": {"reward": reward, **skip, "rollout": training}})["rollout_val"]
+    first = {"reward": {"enable": True, "dump_dir": "/r"}}
+    role = read_roles({"skip": {**first, **skip, "rollout": training}})["rollout_val"]
     assert role.dump_dir == "/d", "that of rollout, which an option adds after the user's own role"
     own = {"rollout_val": {"dump_dir": "/v", "steps": "2-4"}}
     role = read_roles({"skip": {**own, **skip, "rollout": training}})["rollout_val"]

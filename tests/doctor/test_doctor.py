@@ -202,8 +202,7 @@ def test_it_says_which_steps_would_be_replayed(app: Path, explain: Callable[...,
     said = explain(*replay, "trainer.total_training_steps=2")
     assert "no inference engine will be started" in said_of(said, "engine")
     assert errors(said) == []
-    none = explain("+skip=rollout_replay", "skip.dump_dir=empty")
-    assert "are generated" not in none.out
+    assert "are generated" not in explain("+skip=rollout_replay", "skip.dump_dir=empty").out
     again = explain("+skip=rollout_repeat", "skip.dump_dir=dumps")
     assert "steps 1-5 would be replayed from the dumps of 1,2,4" in said_of(again, "rollout")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rlskip import SkipManager
+from rlskip import RolloutSkipConfig, SkipManager
 from rlskip.config.facts import LEGACY_FLAG as FLAG
 from rlskip.config.facts import LegacyFlagWarning
 
@@ -40,13 +40,15 @@ def test_a_job_turns_the_flag_off_for_the_task_or_refuses(make_app: Callable[...
     assert "role rollout: 0 hits, 2 misses" in run.out
 
 
-@pytest.mark.parametrize("kind", ["dict", "struct", "read-only"])
+@pytest.mark.parametrize("kind", ["dict", "dataclass", "struct", "read-only"])
 def test_init_turns_the_flag_off(kind: str, tmp_path: Path) -> None:
     config: Any = {
         "skip": {"rollout": {"enable": True}, "dump_dir": str(tmp_path)},
         "actor_rollout_ref": {"rollout": {"skip": {"enable": True}}},
     }
-    if kind != "dict":
+    if kind == "dataclass":
+        config["actor_rollout_ref"]["rollout"]["skip"] = RolloutSkipConfig(enable=True)
+    elif kind != "dict":
         config = OmegaConf.create(config)
         OmegaConf.set_struct(config, kind == "struct")
         # On the inner node, where the flag of the outer one does not count.
