@@ -115,8 +115,7 @@ def _composed_of(job: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         sources = (one for one in loader.get_sources() if path and one.is_config(path))
         source = next(sources, None)
         if source is not None and not path.startswith("hydra/"):
-            config = source.load_config(path).config
-            yield path, dict(check.leaves(config, package, resolve=False))
+            yield path, dict(check.leaves(source.load_config(path).config, package, resolve=False))
 
 
 def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, Any] | None:

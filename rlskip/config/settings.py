@@ -229,7 +229,8 @@ def why_off(settings: SkipSettings) -> list[Problem]:
     node = settings.node
     if node is None:
         return [Problem("skip", "the config has no such node", "add +skip=rollout_cache")]
-    if node.get("enable") is False:
+    # However it is written: a command line has `0` and `no`, too.
+    if not read(skip.SkipManagerConfig, {"enable": node.get("enable", True)}, "skip", []).enable:
         return [Problem("skip.enable", "it is false, so every role is off", "set skip.enable=true")]
     off = []
     for option, _ in chosen_options(settings.facts.config, "skip"):

@@ -129,7 +129,7 @@ ROLE_OFF = "skip: {rollout: {enable: false}}\n"
             [],
             ["skip.rollout.enable: it is false, although the option rollout_cache was chosen"],
         ),
-        ("a: 1\n", ["+skip=rollout_cache", "skip.enable=false"], ["skip.enable: it is false"]),
+        ("a: 1\n", ["+skip=rollout_cache", "skip.enable=no"], ["skip.enable: it is false"]),
         # Another role is on; what was chosen is lost all the same.
         (
             "defaults: [skip: rollout_cache, _self_]\n"
