@@ -113,14 +113,12 @@ def test_validation_is_a_role_beside_the_one_of_training() -> None:
     skip = {"steps": [1], "on_miss": "error", "validation": "replay"}
     training = {"enable": True, "dump_dir": "/d"}
     config = {**HOST, "data": {"train_batch_size": 4, "gen_batch_size": 1}}
-    roles = read_roles({**config, "skip": {**skip, "rollout_tq": training}})
-    assert list(roles) == ["rollout_tq", "rollout_val"]
+    first = {"reward": {"enable": True, "dump_dir": "/r"}}  # an option's role comes after it
+    roles = read_roles({**config, "skip": {**first, **skip, "rollout_tq": training}})
+    assert list(roles) == ["rollout_tq", "reward", "rollout_val"]
     role = roles["rollout_val"]
     assert (0 in role.steps, role.on_miss) == (True, "error")
     assert (role.dump_dir, role.gbs) == ("/d", 4), "those of rollout_tq"
-    first = {"reward": {"enable": True, "dump_dir": "/r"}}
-    role = read_roles({"skip": {**first, **skip, "rollout": training}})["rollout_val"]
-    assert role.dump_dir == "/d", "that of rollout, which an option adds after the user's own role"
     own = {"rollout_val": {"dump_dir": "/v", "steps": "2-4"}}
     role = read_roles({"skip": {**own, **skip, "rollout": training}})["rollout_val"]
     assert (role.dump_dir, str(role.steps)) == ("/v", "2-4")
