@@ -45,6 +45,7 @@ _REMEDY = (
     "decode)"
 )
 _encoded = json.JSONEncoder(sort_keys=True).encode
+_hash_of: Callable[[Any], str] = xxhash.xxh3_128_hexdigest
 _OF_JSON = frozenset((str, int, bool, type(None)))
 # Of numbers that every numpy has, in this machine's byte order; each with its name, which numpy
 # computes at every access.
@@ -150,10 +151,11 @@ def is_number(array: np.ndarray | np.generic) -> bool:
 
 
 def _is_mapping(value: Any) -> bool:
-    if is_lazy(value) and not isinstance(value, loaded("tensordict", "NonTensorStack")):
-        # Of any other stack, tensordict shows only the keys that all parts have.
-        return len({frozenset(part.keys(True, True)) for part in value.tensordicts}) == 1
-    return isinstance(value, Mapping) and not is_lazy(value)
+    if type(value) is dict or not is_lazy(value):
+        return isinstance(value, Mapping)
+    # Of a stack of TensorDicts, tensordict shows only the keys that all parts have.
+    is_stack = not isinstance(value, loaded("tensordict", "NonTensorStack"))
+    return is_stack and len({frozenset(it.keys(True, True)) for it in value.tensordicts}) == 1
 
 
 def _is_sequence(value: Any) -> bool:
@@ -271,11 +273,6 @@ def _text(value: str) -> str:
     return f"<str {text}>" if is_marked else text
 
 
-def _hash_of(data: Any) -> str:
-    hashed: Any = data.view(np.uint8) if isinstance(data, np.ndarray) else data
-    return xxhash.xxh3_128_hexdigest(hashed)
-
-
 def _tensor(value: Any) -> str:
     import torch
 
@@ -306,7 +303,8 @@ def _array(value: np.ndarray) -> str:
     value = value.astype(value.dtype.newbyteorder("="), copy=False)
     name = _PLAIN.get(value.dtype) or (value.dtype.name if kind in "biufc" else value.dtype.str)
     flat = np.ascontiguousarray(value).reshape(-1)
-    digest = _hash_of(_equal_floats(flat) if kind in "fc" else flat)
+    # Of times numpy has no buffer, but of bytes.
+    digest = _hash_of(_equal_floats(flat) if kind in "fc" else flat.view(np.uint8))
     return f"<{name} {[*value.shape]} {digest}>"
 
 

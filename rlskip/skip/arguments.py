@@ -102,11 +102,13 @@ class Arguments:
         again = Arguments(self.ignored, None, self.code)
         for name, value in self._given.items():
             again.at_argument(name, value, value)
-        # Of objects `FirstValues` tells.
-        shaping = {place: data for place, (data, owner) in again._shaping.items() if owner is None}
-        now, then = again.values | shaping, self.values
-        places = [differing(place, now[place], then[place]) for place in now.keys() & then.keys()]
-        return set[str]().union(*places)
+        now, changed = again.values, set[str]()
+        for place, (data, owner) in again._shaping.items():
+            if owner is None:  # of objects `FirstValues` tells
+                now[place] = data
+        for place in now.keys() & self.values.keys():
+            changed |= differing(place, now[place], self.values[place])
+        return changed
 
     def _counting(self, name: str) -> Callable[[Any], Any]:
         return functools.partial(without, self.ignored, place=name, bare=IGNORED)
