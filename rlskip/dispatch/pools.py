@@ -13,6 +13,7 @@ import inspect
 import logging
 import math
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,8 @@ Worker = Callable[..., Any]
 Rows = list[dict[str, Any]]
 
 THREADS = 16  # the blocking calls that a worker runs at once by default
+
+_copying = threading.Lock()  # held while rows are copied, for which no code of a user's is called
 
 logger = logging.getLogger(__name__)
 
@@ -250,7 +253,7 @@ class Runner:
         try:
             if self._blocks:
                 return await timeouts.in_thread(self._call, *args, name="rlskip-worker")
-            return returned(await self._worker(*args))
+            return self._returned(await self._worker(*args))
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -261,9 +264,13 @@ class Runner:
 
     def _call(self, *args: Any) -> Rows | None:
         try:
-            return returned(self._worker(*args))
+            return self._returned(self._worker(*args))
         finally:
             self._end_child()
+
+    def _returned(self, result: Any) -> Rows | None:
+        self._end_child()  # it may have been forked while another thread held the lock
+        return returned(result)
 
     def _end_child(self) -> None:
         # A worker that forks may come back twice, or raise in the child. That shares the pipes that
@@ -304,7 +311,15 @@ def returned(result: Any) -> Rows | None:
         )
     if not rows:
         raise DataFailure("the worker returned no trajectory")
-    return [_kept(row, f"row {i}") for i, row in enumerate(rows)]
+    kept: Rows = [_kept(row, f"row {i}") for i, row in enumerate(rows)]
+    # To copy a tensor releases the GIL for a moment. Where the threads of many workers copy at the
+    # same time they wake one another for each of them, and all take twice as long.
+    with _copying:
+        for row in kept:
+            for name, value in row.items():
+                if type(value) is torch.Tensor:
+                    row[name] = (value.detach() if value.requires_grad else value).clone()
+    return kept
 
 
 def _kept(row: Mapping[Any, Any], where: str) -> OwnRow:
@@ -312,7 +327,7 @@ def _kept(row: Mapping[Any, Any], where: str) -> OwnRow:
     for name in row.keys():  # noqa: SIM118 - to iterate over a TensorDict gives its rows
         value = row[name]
         if type(value) is torch.Tensor and type(name) is str:  # as nearly always
-            kept[name] = (value.detach() if value.requires_grad else value).clone()
+            kept[name] = value  # which is copied with the others
             continue
         if not isinstance(name, str):
             raise DataFailure(f"{where}: the name {name!r:.80} of a field is not a string")
