@@ -169,8 +169,11 @@ class StepRecords:
             ROLLOUTS, -2, 0, HASHED, "", lambda: (keys, tokens), keys=keys,
             prompts=rows.prompts[at], sessions=rows.sessions[at], turns=rows.turns[at],
         )  # fmt: skip
-        mask = attrs.evolve(rollouts, name=MASK, order=-1, load=lambda: (masks, sampled))
-        return [[rollouts], [attrs.evolve(mask, prompts=None)]]  # a mask is of equal tokens
+        # Without prompts: masks are compared of rows whose tokens are equal.
+        mask = attrs.evolve(
+            rollouts, name=MASK, order=-1, load=lambda: (masks, sampled), prompts=None
+        )
+        return [[rollouts], [mask]]
 
     def tokens_of(self, at: int) -> tuple[np.ndarray, np.ndarray] | None:
         """The tokens of a row of the table, and which were sampled; None of digests."""

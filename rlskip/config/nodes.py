@@ -100,6 +100,7 @@ def _composed_of(job: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     from hydra.core.plugins import Plugins
     from hydra.types import RunMode
 
+    # Not with GlobalHydra's loader, which is gone where a config was composed by hand (doctor).
     Plugins.instance()  # finds the classes of the sources
     search_path = ConfigSearchPathImpl()
     for one in OmegaConf.select(job, "hydra.runtime.config_sources") or ():

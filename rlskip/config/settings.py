@@ -113,7 +113,7 @@ def _read_roles(node: dict[str, Any], config: Any) -> SkipSettings:
     for name, value in given.items():
         if name == "skip":
             how = "in a defaults list choose the option as `/skip: OPTION`, without a package"
-            refuse(name, "rlskip's node lies below itself, where it is not read", how)
+            refuse(name, "a node inside the node `skip` is not read", how)
             continue
         if name not in configs:
             keys, otherwise = [*SHARED_KEYS, *configs], "docs/keys.md lists all keys"

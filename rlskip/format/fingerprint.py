@@ -221,8 +221,10 @@ class _Conversion(Packer):
             return _text(os.fspath(value))
         if value is None or isinstance(value, bool):
             return value
-        if isinstance(value, int | float):
-            return value + 0
+        if isinstance(value, int):  # a subclass of the user's may add otherwise
+            return int(value)
+        if isinstance(value, float):
+            return float(value) + 0
         if issubclass(kind, re.Pattern):  # its own repr shows 200 characters
             return f"<pattern {value.pattern!r} {value.flags}>"
         if is_text(kind) and not isinstance(value, np.generic):

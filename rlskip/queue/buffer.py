@@ -66,7 +66,7 @@ class ReplayBuffer:
                 "pass it as ReplayBuffer(..., refill=...)",
             )
         self._queue = queue
-        queue.buffer = self  # an earlier one knows not what this one samples, nor may take changes
+        queue.buffer = self  # an earlier one would sample the same groups, and take the changes
         self._watch = queue.watch()
         self._partitions: dict[str, Partition] = {}
         self._refill = refill

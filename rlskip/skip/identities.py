@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
 from pathlib import Path
@@ -47,9 +48,10 @@ class Identities:
             noted["versions.engine"] = str(facts.engine)
         if place:
             noted["place"] = place
-        for name in [name for name in sampling if name.endswith("_path")]:
-            if (file := Path(str(sampling[name]))).is_file():  # which is edited in its place
-                noted[f"content of {name}"] = xxhash.xxh3_64_hexdigest(file.read_bytes())
+        for name, value in sampling.items():
+            if name.endswith("_path") and (file := Path(str(value))).is_file():
+                with contextlib.suppress(OSError):  # it may not be readable here
+                    noted[f"content of {name}"] = xxhash.xxh3_64_hexdigest(file.read_bytes())
         c = local_config
         compared = {
             "role": role,

@@ -149,7 +149,7 @@ def test_validation_is_a_role_beside_the_one_of_training() -> None:
             {"rollout": True},
             "skip.rollout: expected a mapping, got True\n  -> set skip.rollout.enable=true",
         ),
-        ({"skip": {"rollout": {"enable": True}}}, "skip.skip: rlskip's node lies below"),
+        ({"skip": {"rollout": {"enable": True}}}, "skip.skip: a node inside the node"),
         ({"rollout.enable": True}, "unknown key\n  -> nest it: {rollout: {enable: True}}"),
         ({"on_miss": None}, "'on_miss' is not Optional\n  -> give one of generate, error"),
         ({"rollout": {"steps": [1.5]}}, "skip.rollout.steps: 1.5 (float) is not a step"),
