@@ -191,12 +191,16 @@ def sweep(root: Path) -> dict[str, str]:
         dead = {name for name, _, _, why in _judged(work) if why}
         # Listed again: between the first listing and its death a job may have made something more,
         # which nobody would know to be a dead job's once the job's file is gone.
+        kept = set[str]()
         for name, owner, _, why in _judged(work) if dead else ():
-            if why and (name in dead or not name.startswith(_JOB)):
-                with contextlib.suppress(OSError):
-                    _remove(work, name, owner)
-                    removed[name] = why
-                    logger.info("removed %s: its job %s", work.path / name, why)
+            if not why or (name.startswith(_JOB) and (name not in dead or owner[:16] in kept)):
+                continue
+            try:
+                _remove(work, name, owner)
+                removed[name] = why
+                logger.info("removed %s: its job %s", work.path / name, why)
+            except OSError:
+                kept.add(owner[:16])
     return removed
 
 
@@ -252,22 +256,23 @@ def _sign_of(work: Folder, name: str, owner: str) -> tuple[int, dict[str, Any]]:
 
 
 def _remove(work: Folder, name: str, owner: str) -> None:
-    """Remove an entry of ``.work`` that has this owner.
+    """Remove an entry of ``.work`` that has this owner; raises OSError where it has another by now.
 
-    A lease may be another job's by now, because its name comes again. So it is renamed, which one
-    of several jobs achieves, and what was renamed is judged.
+    The name of a lease comes again, so it is removed by who has the lease of its owner, whose name
+    does not. Were it renamed first and judged then, a lease that has another owner by now would be
+    out of its place for a moment, and a third job could take it.
     """
-    if name.startswith(LEASE):
-        at = {"src_dir_fd": work.handle, "dst_dir_fd": work.handle}
-        lease, name = name, f"{LEASE}taken-{secrets.token_hex(8)}"
-        os.rename(lease, name, **at)
-        if owner_of(work, name) != owner:
-            with contextlib.suppress(OSError):
-                os.link(name, lease, **at, follow_symlinks=False)
-    if stat.S_ISDIR(work.stat(name).st_mode):
-        shutil.rmtree(work.path / name)
-    else:
-        os.unlink(name, dir_fd=work.handle)
+    with contextlib.ExitStack() as at_the_end:
+        if name.startswith(LEASE):
+            right = f"{LEASE}of-{owner if _OWNER.fullmatch(owner) else 'nobody'}"
+            os.symlink(own(work.path.parent), right, dir_fd=work.handle)
+            at_the_end.callback(os.unlink, right, dir_fd=work.handle)
+            if owner_of(work, name) != owner:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        if stat.S_ISDIR(work.stat(name).st_mode):
+            shutil.rmtree(work.path / name)
+        else:
+            os.unlink(name, dir_fd=work.handle)
 
 
 # -- the processes of this host ----------------------------------------------------------------

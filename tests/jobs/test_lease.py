@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -145,21 +146,31 @@ def test_waiting_is_bounded(
     assert file.is_symlink(), "the owner keeps its own"
 
 
-def test_of_several_that_take_over_one_does(store: StepStore, other: Path) -> None:
-    silence(other)
+def test_of_several_that_take_over_one_does(store: StepStore, other: Path, file: Path) -> None:
+    """Many times, and threads in turn: a lease out of its place for a moment is taken twice."""
     generated: list[int] = []
 
-    def job(number: int) -> None:
-        flight = SingleFlight(store.directory, poll_s=0.02)
-        if (lease := flight.enter(1, lambda: store.read_meta(1) is not None)) is not None:
+    def job(step: int) -> None:
+        flight = SingleFlight(store.directory, poll_s=0.002)
+        if (lease := flight.enter(step, lambda: store.read_meta(step) is not None)) is not None:
             with lease:
-                generated.append(number)
-                store.save(1, number)
+                generated.append(step)
+                store.save(step, step)
 
-    with ThreadPoolExecutor(6) as jobs:
-        list(jobs.map(job, range(6)))
-    assert len(generated) == 1
-    assert store.load(1) == generated[0]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(6) as jobs:
+            for step in range(1, 41):
+                if step > 1:
+                    file.with_name(f"lease-{step}").symlink_to(os.path.basename(other)[4:] + "-0")
+                    other.write_text("{}")
+                silence(other)
+                list(jobs.map(job, [step] * 6))
+    finally:
+        sys.setswitchinterval(interval)
+    assert generated == list(range(1, 41))
+    assert store.steps() == generated
 
 
 @pytest.mark.timeout(60)
@@ -181,22 +192,36 @@ def test_a_lease_that_is_another_jobs_by_now_is_not_taken_away(
     enter: Any, other: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at a dead job's lease and its removal a third job takes it over."""
-    real, third, jobs = os.rename, lease_in(file), ["the third"]
+    real, third, jobs = os.symlink, lease_in(file), ["the third"]
 
-    def rename(source: Any, target: Any, **at: Any) -> None:
-        if source == file.name and jobs:
+    def symlink(owner: Any, name: Any, **at: Any) -> None:
+        real(owner, name, **at)
+        if name.startswith("lease-of-") and jobs:
             jobs.pop()
             file.unlink()
             assert third.acquire()
-        real(source, target, **at)
 
     silence(other)
-    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(os, "symlink", symlink)
     with enter(wait_s=90):  # and then it waits for the third one
         assert file.is_symlink()
+    assert not jobs
     assert file.is_symlink()
     third.release()
-    assert not file.is_symlink()
+    assert [f.name for f in file.parent.glob("lease-*")] == []
+
+
+def test_who_dies_while_it_takes_over_keeps_nobody_out(
+    enter: Any, other: Path, file: Path, clock: MockClock
+) -> None:
+    dead = "fedcba9876543210"
+    file.with_name("lease-of-0123456789abcdef-0").symlink_to(f"{dead}-0")
+    file.with_name(f"job-{dead}").write_text("{}")
+    silence(other, file.with_name(f"job-{dead}"), *file.parent.glob("lease-*"))
+    with enter():
+        assert clock.now < 5, "a look for each of them"
+        assert [f.name for f in file.parent.glob("lease-*")] == [file.name]
+    assert [f.name for f in file.parent.iterdir() if not alive.is_mine(f.name)] == []
 
 
 def test_an_error_while_looking_gives_the_lease_back_and_the_other_ranks_learn_of_it(
