@@ -182,7 +182,7 @@ def _read(place: Place, indexed: bool) -> Dump | None:
 
 def families(directory: Path) -> dict[int, list[Place]]:
     """By step the places of all dumps of a run, in order; they may hold nothing."""
-    return _listing(directory).dumps()
+    return _listing(directory).look().dumps
 
 
 # Of the directory that is read: a run of many steps is listed, and its index read, once.

@@ -83,10 +83,6 @@ class _OneSize:
         if some:
             self._add(self.index.mend(some, lambda p: store.read_meta(p.step, p.call)))
 
-    def place(self, key: Key) -> Place:
-        store = self.store
-        return Place(store.directory, key.step, key.call, store.rank, store.world_size)
-
     def _is_mine(self, place: Place) -> bool:
         return (place.rank, place.world_size) == (self.store.rank, self.store.world_size)
 
@@ -131,7 +127,7 @@ class RunDumps:
             return key.step > step, abs(step - key.step), key.place.order
 
         for key in sorted(found, key=preference):
-            place = own.place(key)
+            place = own.store.place(key.step, key.call)
             if own.index.dumps[place.name].batch == prompts_hash and stamp_at(place):
                 yield key
 
@@ -182,10 +178,10 @@ class RunDumps:
 
     def groups_of(self, key: Key) -> list[Group]:
         """The groups of the dump that lies there, if it records them."""
-        of = self._sizes[key.size]
-        stamp, known = stamp_at(of.place(key)), self._groups.get(key)
+        store = self._sizes[key.size].store
+        stamp, known = stamp_at(store.place(key.step, key.call)), self._groups.get(key)
         if known is None or known[0] != stamp:
-            groups = groups_in(key, of.store.read_meta(key.step, key.call))
+            groups = groups_in(key, store.read_meta(key.step, key.call))
             known = self._groups[key] = stamp, [group for group in groups if group.digest]
         return known[1]
 

@@ -142,11 +142,6 @@ def part_name(number: int) -> str:
     return f"{_PART}-{number}" if number else ""
 
 
-def call_number(call: str) -> int:
-    """The number in the name of a call or of a part; 0 of the first."""
-    return int(call.rpartition("-")[2] or 0)
-
-
 def quarantine_name(name: str) -> str:
     """A new name to keep a bad dump under."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -202,8 +197,8 @@ class Place:
     @property
     def order(self) -> tuple[int, bool, str, int, int]:
         """Within a run: by step, the first call first, then by name, and by rank."""
-        digest = self.call.rpartition("-")[0]
-        return self.step, bool(self.call), digest, call_number(self.call), self.rank
+        digest, _, number = self.call.rpartition("-")
+        return self.step, bool(self.call), digest, int(number or 0), self.rank
 
 
 def places_among(root: Path, names: Iterable[str]) -> list[Place]:
@@ -213,8 +208,12 @@ def places_among(root: Path, names: Iterable[str]) -> list[Place]:
 
 
 @attrs.define(eq=False)
-class _Listed:
-    """What a directory held when it was `changed` last, in ns; believed until that time."""
+class Listed:
+    """What a directory held when it was `changed` last, in ns; believed until that time.
+
+    By step the ``dumps`` of all ranks, to copy first: other threads may add to it; and those of
+    which something was moved away as ``bad``.
+    """
 
     changed: int | None = None
     until: float = 0.0
@@ -234,15 +233,7 @@ class Listing:
         self.forget()
 
     def forget(self) -> None:
-        self._listed = _Listed()
-
-    def dumps(self) -> dict[int, list[Place]]:
-        """The dumps of all ranks by step; copy it first: other threads may add to it."""
-        return self._look().dumps
-
-    def bad(self) -> dict[int, list[Place]]:
-        """By step the dumps of which something was moved away as bad."""
-        return self._look().bad
+        self._listed = Listed()
 
     def note(self, place: Place) -> None:
         """Know of a dump of this process without listing all others again."""
@@ -255,7 +246,8 @@ class Listing:
             listed.changed = self._changed()
             listed.until = min(listed.until, time.monotonic() + _TICK_S)
 
-    def _look(self) -> _Listed:
+    def look(self) -> Listed:
+        """What is there now."""
         # The time before the names: what is added meanwhile is a change at the next look.
         listed, changed = self._listed, self._changed()
         is_same = changed is not None and changed == listed.changed
@@ -270,9 +262,9 @@ class Listing:
         except OSError as error:
             text = "%s cannot be listed: %s; it counts as empty"
             logger.warning(text, self.directory, error)
-            return _Listed()
+            return Listed()
         is_settled = changed is not None and time.time() - changed / 1e9 > _TICK_S
-        listed = _Listed(changed, math.inf if is_settled else time.monotonic() + _TICK_S)
+        listed = Listed(changed, math.inf if is_settled else time.monotonic() + _TICK_S)
         for place in places_among(self.directory, (name for name in names if names[name])):
             listed.dumps.setdefault(place.step, []).append(place)
         for place in places_among(self.directory, map(name_before_quarantine, names)):

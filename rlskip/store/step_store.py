@@ -16,7 +16,7 @@ from rlskip.format.container import half_of_memory
 from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.jobs import alive
-from rlskip.store.dump import NewDump, OpenDump, in_use, move_away, opened, remove
+from rlskip.store.dump import NewDump, in_use, move_away, opened, remove
 from rlskip.store.identity import Identity
 from rlskip.store.layout import Listing, Place
 from rlskip.store.meta import DumpMeta, kept_info
@@ -72,6 +72,10 @@ class StepStore:
 
     # -- which dumps there are -----------------------------------------------------------
 
+    def place(self, step: int, call: str = "") -> Place:
+        """Where the dump of a call is, or would be."""
+        return Place(self.directory, step, call, self.rank, self.world_size)
+
     def steps(self) -> list[int]:
         """The steps whose first call has a sound dump, ascending."""
         return [meta.step for meta in self._sound((step, "") for step in self.listed())]
@@ -86,16 +90,16 @@ class StepStore:
 
     def listed(self) -> list[int]:
         """The steps whose first call has a directory, ascending, without a look into it."""
-        families = [*self._listing.dumps().items()]  # other threads may add to it
-        return sorted(step for step, family in families if self._place(step, "") in family)
+        families = [*self._listing.look().dumps.items()]  # other threads may add to it
+        return sorted(step for step, family in families if self.place(step) in family)
 
     def listed_by_step(self) -> Mapping[int, Sequence[Place]]:
         """By step the places of the dumps of all ranks; the same object until they change."""
-        return self._listing.dumps()
+        return self._listing.look().dumps
 
     def calls(self, step: int) -> list[str]:
         """The names of the calls of `step` that have a directory, the first call first."""
-        return self._calls_in(self._listing.dumps(), step)
+        return self._calls_in(self._listing.look().dumps, step)
 
     def in_order(self, step: int) -> list[str]:
         """The names of the calls of `step` that have a sound dump, as they were made."""
@@ -105,7 +109,7 @@ class StepStore:
 
     def quarantined(self, step: int) -> list[str]:
         """The names of the calls of `step` of which something was moved away as bad."""
-        return [*dict.fromkeys(self._calls_in(self._listing.bad(), step))]
+        return [*dict.fromkeys(self._calls_in(self._listing.look().bad, step))]
 
     def _calls_in(self, families: Mapping[int, Sequence[Place]], step: int) -> list[str]:
         mine = self.rank, self.world_size
@@ -125,7 +129,7 @@ class StepStore:
         try:
             for step, call in named:
                 try:
-                    with self._opened(step, call) as here:
+                    with opened(self.place(step, call), self._quarantine) as here:
                         meta = here.read_meta()
                     yield self._complete(meta)
                 except UnreadableDumpError as error:
@@ -174,7 +178,7 @@ class StepStore:
             "rollouts": packer.node(rollouts, "rollouts"),
             "aside": packer.node(sidecar, "sidecar"),
         }
-        kept, place = kept_info(info or {}, identity), self._place(operator.index(step), call)
+        kept, place = kept_info(info or {}, identity), self.place(operator.index(step), call)
         return NewDump(place, trees, packer.arrays, identity, kept)
 
     def write(self, dump: NewDump, over: DumpMeta | None = None) -> tuple[DumpMeta, bool]:
@@ -207,7 +211,7 @@ class StepStore:
     def _remove_old(self, keep_last: int, written: int) -> None:
         """Remove all but the `keep_last` steps; never the one just written, nor one in use."""
         self._listing.forget()
-        families = self._listing.dumps()
+        families = self._listing.look().dumps
         ages = {step: age for step, of in [*families.items()] if (age := _written(of)) is not None}
         order = {step: nth for nth, step in enumerate([*self._order], 1)}
         for step in order.keys() - ages.keys():  # one by one: another thread may add its own
@@ -252,7 +256,7 @@ class StepStore:
             memory than `max_bytes`.
         """
         with (
-            self._opened(step, call) as here,
+            opened(self.place(step, call), self._quarantine) as here,
             here.reader(meta or here.read_meta(), self._max_bytes) as reader,
         ):
             parts = [part] if isinstance(part, str) else part
@@ -263,7 +267,7 @@ class StepStore:
 
     def size_of(self, meta: DumpMeta) -> int:
         """Bytes of both files of a dump, as ``rlskip ls`` counts them."""
-        place = self._place(meta.step, meta.call)
+        place = self.place(meta.step, meta.call)
         with contextlib.suppress(OSError):  # it may be gone by now
             return meta.stored + os.lstat(place.directory / place.meta).st_size
         return meta.stored
@@ -273,7 +277,7 @@ class StepStore:
 
         Returns where it is; None when it is gone or cannot be moved.
         """
-        return self._quarantine(self._place(step, call), reason)
+        return self._quarantine(self.place(step, call), reason)
 
     def _quarantine(
         self, place: Place, reason: str, judged: os.stat_result | None = None
@@ -291,12 +295,6 @@ class StepStore:
             becomes = f". It stays there, because it cannot be renamed: {error}"
         logger.warning("%s cannot be used: %s%s", place.directory, reason, becomes)
         return place.root / kept if kept else None
-
-    def _place(self, step: int, call: str) -> Place:
-        return Place(self.directory, step, call, self.rank, self.world_size)
-
-    def _opened(self, step: int, call: str) -> contextlib.AbstractContextManager[OpenDump]:
-        return opened(self._place(step, call), self._quarantine)
 
 
 def _written(places: Sequence[Place]) -> int | None:
