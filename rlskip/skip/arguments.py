@@ -102,13 +102,12 @@ class Arguments:
         again = Arguments(self.ignored, None, self.code)
         for name, value in self._given.items():
             again.at_argument(name, value, value)
-        now, changed = again.values, set[str]()
+        now = again.values
         for place, (data, owner) in again._shaping.items():
             if owner is None:  # of objects `FirstValues` tells
                 now[place] = data
-        for place in now.keys() & self.values.keys():
-            changed |= differing(place, now[place], self.values[place])
-        return changed
+        both = now.keys() & self.values.keys()
+        return {place for place, *_ in differing(both, now, self.values)}
 
     def _counting(self, name: str) -> Callable[[Any], Any]:
         return functools.partial(without, self.ignored, place=name, bare=IGNORED)

@@ -24,7 +24,7 @@ from rlskip.skip.names import NEUTRAL_META
 from rlskip.skip.notices import Notices
 from rlskip.skip.plain import plain_or_not
 from rlskip.store import DumpMeta, Identity, UnsupportedTypeError
-from rlskip.store.identity import comparable, differences
+from rlskip.store.identity import comparable
 
 #: In ``skip.identity``: the code of the stage.
 _CODE = "code"
@@ -136,7 +136,7 @@ class Identities:
         for name, value in meta_of(call.prompts).items():
             plain = None if name in NEUTRAL_META else plain_or_not(value)[0]
             usual = known.get(name if name == "n" else f"sampling.{name}")
-            if plain is not None and differences(name, plain, usual):
+            if plain is not None and canonical(plain) != canonical(usual):
                 asked[f"meta_info.{name}"] = plain
         for name, value in call.asked.items() if call.stage.identity else ():
             asked[f"identity.{name}"] = comparable(value, f"identity.{name}")

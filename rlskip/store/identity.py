@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -95,7 +95,7 @@ class Identity:
         names = sorted(self._counted(differ, other), key=lambda name: (name != "prompts", name))
         left = {f"{_ARGUMENTS}{n}" for n in {*self.ignored} | self.changing | other.changing}
         counted = [{name: side[name] for name in names if name in side} for side in (now, then)]
-        must = _lines(names, *(without(left, side) for side in counted))
+        must = differences(names, *(without(left, side) for side in counted))
         if (place := self.moved_from(other)) and (code is None or code != made_by):
             must.append(
                 f"place: {self.noted[_PLACE]!r} now, {place!r} in the dump, and the function's "
@@ -105,7 +105,7 @@ class Identity:
         # The code of two versions of Python says nothing of each other.
         if _CODE in both and str(code).split()[-2:-1] != str(made_by).split()[-2:-1]:
             both.remove(_CODE)
-        warn = _lines(sorted(both), self.noted, other.noted)
+        warn = differences(sorted(both), self.noted, other.noted)
         unknown = set[str]()
         if _DEFAULTS not in other.noted:
             unknown = {name for name in now if name.startswith(_ARGUMENTS)} - self._usual
@@ -237,38 +237,34 @@ def _shortened(value: Any) -> Any:
     return f"<{type(value).__name__} of {len(value)}: {xxhash.xxh3_128_hexdigest(text.encode())}>"
 
 
-def differing(name: str, now: Any, then: Any) -> set[str]:
-    """The places in the mappings of two plain values at which they differ."""
-    if not (isinstance(now, dict) and isinstance(then, dict)):
-        return {name} if repr(now) != repr(then) else set()
-    pairs = ((f"{name}.{k}", now.get(k, ABSENT), then.get(k, ABSENT)) for k in {*now, *then})
-    return {place for pair in pairs for place in differing(*pair)}
-
-
-def differences(name: str, now: Any, then: Any) -> list[str]:
-    """How two plain values differ: a line for each place in their mappings.
-
-    >>> differences("sampling", {"top_p": 1, "n": 2}, {"top_p": 1.0})
-    ['sampling.n: 2 now, absent in the dump']
-    """
-    shown, shown_then = repr(now), repr(then)
-    if shown == shown_then:  # most are
-        return []
-    if isinstance(now, dict) and isinstance(then, dict):
-        return _lines(sorted({*now, *then}), now, then, f"{name}.")
+def differing(
+    keys: Iterable[str], now: Mapping[str, Any], then: Mapping[str, Any], within: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """The places below these keys of two plain mappings at which they differ, with both values."""
     from rlskip.format.fingerprint import canonical
 
-    if now is not ABSENT and then is not ABSENT and canonical(now) == canonical(then):
-        return []
-    # Of long values, show the part that differs.
-    alike = next((i for i, (a, b) in enumerate(zip(shown, shown_then, strict=False)) if a != b), 0)
-    if start := max(0, alike - 20) if max(len(shown), len(shown_then)) > 60 else 0:
-        shown, shown_then = f"...{shown[start:]}", f"...{shown_then[start:]}"
-    return [f"{name}: {short(shown, 60)} now, {short(shown_then, 60)} in the dump"]
+    for key in keys:
+        place, a, b = f"{within}{key}", now.get(key, ABSENT), then.get(key, ABSENT)
+        if repr(a) == repr(b):  # most are
+            continue
+        if isinstance(a, dict) and isinstance(b, dict):
+            yield from differing(sorted({*a, *b}), a, b, f"{place}.")
+        elif a is ABSENT or b is ABSENT or canonical(a) != canonical(b):
+            yield place, a, b
 
 
-def _lines(
-    keys: Iterable[str], now: Mapping[str, Any], then: Mapping[str, Any], within: str = ""
-) -> list[str]:
-    pairs = ((f"{within}{key}", now.get(key, ABSENT), then.get(key, ABSENT)) for key in keys)
-    return [line for pair in pairs for line in differences(*pair)]
+def differences(keys: Iterable[str], now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
+    """How two plain mappings differ below these keys: a line for each place.
+
+    >>> differences(["sampling"], {"sampling": {"top_p": 1, "n": 2}}, {"sampling": {"top_p": 1.0}})
+    ['sampling.n: 2 now, absent in the dump']
+    """
+    lines = []
+    for place, *values in differing(keys, now, then):
+        a, b = map(repr, values)
+        # Of long values, show the part that differs.
+        alike = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
+        if start := max(0, alike - 20) if max(len(a), len(b)) > 60 else 0:
+            a, b = f"...{a[start:]}", f"...{b[start:]}"
+        lines.append(f"{place}: {short(a, 60)} now, {short(b, 60)} in the dump")
+    return lines
