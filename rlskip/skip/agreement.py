@@ -75,7 +75,7 @@ class SeveralRanks:
             found = look(call)
             if isinstance(found, Key):  # it is loaded first, so that a hit takes one exchange
                 call.loaded = load(call, found)
-                generation = int(call.loaded[1].info.get("generation", "0"), 16)
+                generation = int(call.meta.info.get("generation", "0"), 16)
         except BaseException as raised:  # once the other ranks know
             # A sound dump that is too large no rank may replace.
             is_lost = isinstance(raised, DumpError | OSError | MemoryError)
@@ -108,8 +108,8 @@ class SeveralRanks:
         if isinstance(found, Mismatch) and is_whole:
             return found
         if isinstance(found, Mismatch):
-            why = f"another rank has no whole dump; {call.reason}"
-            self._dumps.notices.generated(call, why)
+            call.reason = f"another rank has no whole dump; {call.reason}"
+            self._dumps.notices.generated(call)
         elif isinstance(found, Key):  # else it would be found again, and be unequal again
             call.visit.take(found)
             call.replaces = found.call

@@ -13,11 +13,11 @@ from rlskip.skip.agreement import Mismatch
 from rlskip.skip.assembling import Assembly, some_rows
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
-from rlskip.skip.matching import CallMatching, LoadedDump
+from rlskip.skip.matching import CallMatching
 from rlskip.skip.prompt_rows import row_count
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
 from rlskip.skip.step_calls import Key
-from rlskip.store import CorruptDumpError, DumpMeta
+from rlskip.store import DumpMeta
 
 _CACHED = 1 << 30
 """Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
@@ -38,15 +38,11 @@ class PromptMatching(CallMatching):
         chosen = self._run.choose(digests, call.step, present)
         found = PromptGroups(group for group in chosen if group is not None)
         if 0 < len(found) == len(digests):
+            call.meta = found[0].meta
             return found
         lacking = [digest for digest, one in zip(digests, chosen, strict=True) if one is None]
         call.reason = self._run.why_none(lacking, len(digests), call.step, present)
         return None
-
-    def has_served(self, key: Key, call: Call) -> bool:
-        if call.by_hand:
-            return False
-        return any(self._ledger.has_served(part, call.writes) for part in self._run.parts_of(key))
 
     def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call for whose prompts there are no groups: it is generated.
@@ -59,21 +55,10 @@ class PromptMatching(CallMatching):
         if (odd := self._run.odd(call.digests, call.step, present)) is not None:
             call.reason = odd.differs(present)
             self._dumps.reject(call.reason, odd.key, replaces=False)
-        self._dumps.notices.generated(call, call.reason)
+        self._dumps.notices.generated(call)
         return None
 
-    def take(self, call: Call, found: Any) -> None:
-        call.parts = self._run.parts_of(found)
-        self._ledger.serve(call.parts)
-        for key, checksum in _of_step(call, found).items():
-            call.visit.take(key, checksum)
-
-    def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
-        self._ledger.give_back(call.parts)
-        for key in _of_step(call, found):
-            call.visit.give_back(key, is_lost=is_lost and key == found)
-
-    def load(self, call: Call, found: Any) -> LoadedDump:
+    def load(self, call: Call, found: Any) -> tuple[Any, Any]:
         """As `CallMatching.load`, or the groups as the stage would have returned them."""
         if not isinstance(found, PromptGroups):
             return super().load(call, found)
@@ -94,7 +79,7 @@ class PromptMatching(CallMatching):
             bytes=sum(meta.stored for meta in metas.values()),
             seconds_saved=took - call.seconds if took else 0.0,
         )
-        return rollouts, found[0].meta, None
+        return rollouts, None
 
     def _assemble(self, call: Call, found: PromptGroups) -> Any:
         """The groups as one batch."""
@@ -114,12 +99,7 @@ class PromptMatching(CallMatching):
             rollouts = self._dumps.without_dropped(self._loaded(key, meta))
             fields = fields or RowFields.of({*map(str, columns_of(rollouts))})
             part = some_rows(rollouts, fields, of_dump)
-            try:
-                self._dumps.check_fields(part, meta, call, key, replaces=False)
-            except CorruptDumpError as error:  # it serves no later call either
-                if not key.size:
-                    self._dumps.store.quarantine(key.step, error.what, key.call)
-                raise
+            self._dumps.check_fields(part, meta, call, key)
             parts.append(part)
         assert fields is not None
         if len(found) == 1 and row_count(parts[0], fields) is None:  # of a single prompt
@@ -139,11 +119,3 @@ class PromptMatching(CallMatching):
         while len(self._cache) > 1 and sum(n for _, n in self._cache.values()) > _CACHED:
             self._cache.popitem(last=False)
         return self._cache[name][0]
-
-
-def _of_step(call: Call, found: Key | PromptGroups) -> dict[Key, str]:
-    """The dumps of the call's own step that serve it, with their checksums."""
-    if isinstance(found, Key):
-        return {found: call.meta.checksum}
-    keys = {group.key: group.checksum for group in found}
-    return {key: keys[key] for key in keys if not key.size and key.step == call.step}

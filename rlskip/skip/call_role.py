@@ -48,7 +48,6 @@ class CallRole(Role):
         """Keep results in these dumps from now on; before the first call."""
         self.dumps: Dumps = dumps
         self.ledger: Ledger = ledger_of(dumps.directory)
-        self._remembers = dumps.local_config.match != "step"  # by step a visit is enough
         self._run = RunDumps(dumps, self.ledger)
         matching = CallMatching
         if dumps.by_prompt:
@@ -104,7 +103,7 @@ class CallRole(Role):
         try:
             # Ranks have loaded it to agree.
             loaded, call.loaded = call.loaded or self._matching.load(call, found), None
-            rollouts, meta, states = loaded
+            rollouts, states = loaded
             if self.local_config.restore_rng:
                 restore_rng(states)
         except (DumpError, OSError, MemoryError):
@@ -112,8 +111,8 @@ class CallRole(Role):
             call.found = None
             _ = call.prompt_rows
             raise
-        self.dumps.identities.learn(call, meta)
-        self.dumps.notices.replayed(call.step, meta, found)
+        self.dumps.identities.learn(call)
+        self.dumps.notices.replayed(call.step, call.meta, found)
         return rollouts
 
     def keep(self, call: Call, result: Any) -> None:
@@ -234,8 +233,6 @@ class CallRole(Role):
                 break
             else:
                 over = meta  # all shards of a call are of one generation
-        if self._remembers and not call.by_hand:
-            self.ledger.write(key)
         size = self.dumps.store.size_of(meta)
         call.record("dumped", step=call.step, call=meta.call, bytes=size)
         if is_own:  # else another job's dump of the call stays
@@ -257,7 +254,7 @@ class CallRole(Role):
             name = next_name(call.name, name)
         key = Key(step, name if replaces is None else replaces)
         visit.take(key)
-        is_told = self._remembers and not call.by_hand
+        is_told = self.local_config.match != "step" and not call.by_hand  # a visit is enough
         call.writes = key if is_told and self.ledger.write(key) else None
         return key.call
 

@@ -202,9 +202,7 @@ class Dumps:
     def path_of(self, found: Key) -> str:
         return str(self.stores[found.size].directory / found.path)
 
-    def check_fields(
-        self, rollouts: Any, meta: DumpMeta, call: Call, found: Key, *, replaces: bool = True
-    ) -> None:
+    def check_fields(self, rollouts: Any, meta: DumpMeta, call: Call, found: Key) -> None:
         """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs.
 
         What the stage did not return when it was needed then does not count: nor would it now.
@@ -215,8 +213,8 @@ class Dumps:
         never = never if isinstance(never, list) else []
         if lacking := [name for name in call.stage.lacks(rollouts) if name not in never]:
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
-            self.reject(what, found, replaces=replaces)
-            if replaces and found.step == call.step:
+            self.reject(what, found, replaces=not found.size)
+            if found == call.found and found.step == call.step:
                 call.replaces = found.call  # as a mismatch: what is generated has its name
             call.again += f"-{meta.checksum}"  # its sessions in a journal lack it, too
             raise CorruptDumpError(what, self.path_of(found))

@@ -117,9 +117,9 @@ class Identities:
         if call.compared is not None:
             self._first[call.stage.name].changing |= call.compared.changed()
 
-    def learn(self, call: Call, meta: DumpMeta) -> None:
-        """Learn of a dump that is replayed which attributes change while stages run."""
-        now, then = call.identity, meta.identity
+    def learn(self, call: Call) -> None:
+        """Learn of the dump that is replayed which attributes change while stages run."""
+        now, then = call.identity, call.meta.identity
         if isinstance(now, Identity) and then is not None and then.changing:
             changing = {n for n in then.changing if is_below(f"arguments.{n}", now.compared)}
             if changing:

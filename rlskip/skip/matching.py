@@ -13,13 +13,10 @@ from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.names import seems_to_shape
 from rlskip.skip.prompt_rows import PromptRows
-from rlskip.skip.run_dumps import RunDumps
+from rlskip.skip.run_dumps import PromptGroups, RunDumps
 from rlskip.skip.step_calls import Key, StepCalls
 from rlskip.store import DumpMeta
 from rlskip.store.index import PROMPTS
-
-LoadedDump = tuple[Any, DumpMeta, Any]
-"""Rollouts, their meta, and the states of the generators."""
 
 
 class CallMatching:
@@ -105,22 +102,25 @@ class CallMatching:
         """
         if self._dumps.local_config.match == "step" or call.stage.derived or call.by_hand:
             return False
-        return self._ledger.has_served(key, call.writes)
+        parts = self._run.parts_of(key)
+        return any(self._ledger.has_served(part, call.writes) for part in parts)
 
     def take(self, call: Call, found: Any) -> None:
         """These serve the call, and no other one of the visit; by step a visit is enough."""
-        call.visit.take(found, call.meta.checksum)
         if self._dumps.local_config.match != "step":
-            call.parts = [found]
+            call.parts = self._run.parts_of(found)
             self._ledger.serve(call.parts)
+        for key, checksum in _of_visit(call, found).items():
+            call.visit.take(key, checksum)
 
     def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
         """These did not serve the call after all: it failed, or they turned out to be unusable."""
         self._ledger.give_back(call.parts)
-        call.visit.give_back(found, is_lost=is_lost)
+        for key in _of_visit(call, found):
+            call.visit.give_back(key, is_lost=is_lost and key == found)
 
-    def load(self, call: Call, found: Any) -> LoadedDump:
-        """The rollouts that serve the call, with one meta and the generators' states.
+    def load(self, call: Call, found: Any) -> tuple[Any, Any]:
+        """The rollouts that serve the call, and the generators' states.
 
         Raises DumpError where a dump is unusable.
         """
@@ -136,7 +136,7 @@ class CallMatching:
             bytes=store.size_of(meta),
             seconds_saved=took - call.seconds if (took := meta.info.get("seconds")) else 0.0,
         )
-        return rollouts, meta, states[0] if states else None
+        return rollouts, states[0] if states else None
 
     def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call that no dump fits; None: it is a miss.
@@ -161,14 +161,14 @@ class CallMatching:
                     call.reason = f"a dump of the step is missing, and {others}"
                 elif call.identity.prompts is None:
                     call.reason = "its prompts cannot be compared"
-                dumps.notices.generated(call, call.reason)
+                dumps.notices.generated(call)
             return None
         key, meta, differs = nearest
         # What an earlier stage returned is new where that had to run again.
         by_prompts = all(line.startswith("prompts: ") for line in differs)
         if config.on_mismatch == "error" and by_prompts and call.stage.derived:
             call.reason = "; ".join(differs)
-            dumps.notices.generated(call, call.reason)
+            dumps.notices.generated(call)
             return None
         now, then = call.prompt_rows, PromptRows.recorded(meta.info.get(PROMPTS))
         if how := now.difference(then) if now and then else "":
@@ -213,3 +213,11 @@ class CallMatching:
                 differing.append((key, meta, differs))
         # By name where several differ in as much: not as the directory was listed.
         return min(differing, key=lambda one: (len(one[2]), one[0].place.order), default=None)
+
+
+def _of_visit(call: Call, found: Key | PromptGroups) -> dict[Key, str]:
+    """The dumps that serve the call and no other one of its visit, with their checksums."""
+    if isinstance(found, Key):
+        return {found: call.meta.checksum}
+    keys = {group.key: group.checksum for group in found}
+    return {key: keys[key] for key in keys if not key.size and key.step == call.step}

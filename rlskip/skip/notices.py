@@ -80,10 +80,10 @@ class Notices:
             self.once("off-policy", "replayed rollouts are off-policy for the present weights")
         self.changed(meta, self.directory)
 
-    def generated(self, call: Call, why: str) -> None:
+    def generated(self, call: Call) -> None:
         """Say why a call is generated at a step that has dumps."""
         what = "rlskip: role %s: step %d, call %d is generated: %s"
-        log.info(what, self.role, call.step, call.place, why)
+        log.info(what, self.role, call.step, call.place, call.reason)
 
     def unusable(self, call: Call, error: BaseException) -> None:
         """Say why a dump that was found is not used."""

@@ -286,7 +286,7 @@ class GroupRole(Role):
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 what = "it does not hold groups of a queue"
                 raise CorruptDumpError(what, self.dumps.path_of(step)) from error
-            self.dumps.check_fields(loaded["fields"], meta, call, step, replaces=not key.size)
+            self.dumps.check_fields(loaded["fields"], meta, call, step)
             self.dumps.notices.changed(meta, store.directory)
             if not key.size:  # nor do their sessions serve that are left in the step's journal
                 roots = (loaded["groups"][group.start]["tags"][""] for _, group in chosen)

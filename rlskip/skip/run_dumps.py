@@ -173,6 +173,8 @@ class RunDumps:
         """What serves when a dump of the run itself does, or when these groups do."""
         if isinstance(found, PromptGroups):
             return [*found]
+        if not self._dumps.by_prompt:
+            return [found]
         self._refreshed()
         return [found, *self.groups_of(found)]
 
