@@ -164,28 +164,32 @@ class Identities:
             once(f"code of {name}", f"{what} compares it", name, typed)
         return []
 
-    def contents_of(self, call: Call) -> list[str | None]:
-        """What tells each of the prompts of a queue apart: itself, the stage, and what is asked.
+    def of_prompts(self, call: Call) -> tuple[list[str | None], Identity]:
+        """What tells each of the prompts of a queue apart, and what all are submitted under.
 
-        None for prompts that cannot be compared, as :meth:`of_call` has it, or have only uids.
+        The former is the prompt itself, the stage, what is asked, and the arguments that differ
+        from their defaults. None for prompts that cannot be compared, as :meth:`of_call` has it, or
+        have only uids.
         """
         from rlskip.format.prompt_digests import digests_of  # needs torch
 
+        given, arguments = dict[str, Any](), self.arguments_of(call)
+        if arguments is not None:
+            for name in arguments.values.keys() - arguments.usual:
+                given[f"arguments.{name}"] = arguments.values.pop(name)
+        conditions = self.made_by(call, arguments, {}).without("stage")
         try:
-            asked, arguments = self._asked_of(call), self.arguments_of(call)
-            if arguments is not None:
-                given = arguments.values.keys() - arguments.usual
-                asked |= {f"arguments.{name}": arguments.values[name] for name in given}
-            made = canonical({**asked, "stage": call.stage.stage})
+            made = canonical({**self._asked_of(call), **given, "stage": call.stage.stage})
             digests = digests_of(call.prompts, call.stage.prompt_groups, NEUTRAL_META)
         except UnsupportedTypeError as error:
             self._refuse_uncomparable(error)
-            return [None] * len(uids_of(call.prompts))
+            return [None] * len(uids_of(call.prompts)), conditions
         if None in digests:
             what = "nothing but uids tells the prompts apart, so each is served by the group at its"
             self._notices.once("by-position", f"{what} position in the batch")
-            return [None] * len(digests)
-        return [xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode()) for digest in digests]
+            return [None] * len(digests), conditions
+        hashed = [xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode()) for digest in digests]
+        return [*hashed], conditions
 
     def _refuse_uncomparable(self, error: UnsupportedTypeError) -> None:
         if self._local_config.on_mismatch == "error":

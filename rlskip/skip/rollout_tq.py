@@ -173,15 +173,10 @@ class GroupRole(Role):
     def _plan(self, call: Call) -> Plan:
         step, refills = call.step, phase_of(call.stage) == REFILL
         submitted = self._submitted.setdefault(step, Submitted())
+        contents, conditions = self._identities.of_prompts(call)
         if not refills:
-            # The stage and arguments that differ from their defaults count for each prompt.
-            if (arguments := self._identities.arguments_of(call)) is not None:
-                usual = {n: v for n, v in arguments.values.items() if n in arguments.usual}
-                arguments.values = usual
-            made = self._identities.made_by(call, arguments, {})
-            submitted.conditions = made.without("stage")
+            submitted.conditions = conditions
         present = submitted.conditions or self._identities.conditions
-        contents = self._identities.contents_of(call)
         # The lock from the look until they are taken: of two batches that are submitted side by
         # side each gets groups of its own.
         with self.ledger.lock:
