@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,7 +79,8 @@ class Arguments:
         from rlskip.format.fingerprint import canonical  # needs torch
 
         is_usual, self._given[name] = value is default, value
-        data, why, is_large = plain_or_not(value, self._counting(name))
+        keep = functools.partial(without, self.ignored, place=name, bare=IGNORED)
+        data, why, is_large = plain_or_not(value, keep)
         if why:
             self.at(name, value)
             others = {k: v for k, v in self.left.items() if not is_below(k, [name])}
@@ -91,7 +92,7 @@ class Arguments:
                 self.large.append(name)
             data = NOT_COMPARED
         elif value is not default and default is not inspect.Parameter.empty:
-            usual, differs, _ = plain_or_not(default, self._counting(name))
+            usual, differs, _ = plain_or_not(default, keep)
             is_usual = not differs and canonical(usual) == canonical(data)
         self.values[name] = data
         if is_usual:
@@ -108,9 +109,6 @@ class Arguments:
                 now[place] = data
         both = now.keys() & self.values.keys()
         return {place for place, *_ in differing(both, now, self.values)}
-
-    def _counting(self, name: str) -> Callable[[Any], Any]:
-        return functools.partial(without, self.ignored, place=name, bare=IGNORED)
 
     def at(self, place: str, value: Any, *, quiet: bool = False, is_root: bool = False) -> None:
         """Look into a value that is not compared as a whole; if `quiet`, little is left."""

@@ -47,10 +47,6 @@ def attach(
         attachment.load_step()
 
 
-def detach() -> None:
-    attached.clear()
-
-
 def _attach(attachment: _Attachment) -> None:
     name = attachment.config.target
     owner = name.partition(":")[0]

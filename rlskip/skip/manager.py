@@ -24,7 +24,7 @@ from rlskip.jobs.records import job_id, read_events, tally
 from rlskip.jobs.served import forget_served
 from rlskip.keys import integer
 from rlskip.skip import said
-from rlskip.skip.attach import attach, detach
+from rlskip.skip.attach import attach, attached
 from rlskip.skip.call import IdentitySpec, LacksSpec, PromptsSpec, RowsSpec, Stage, named
 from rlskip.skip.role import Role
 from rlskip.skip.stage_runner import decorated
@@ -227,7 +227,7 @@ class SkipManager:
 
     @classmethod
     def _turn_off(cls, guard: Callable[[str], None]) -> None:
-        detach()
+        attached.clear()
         cls.step, cls._unlisted = None, frozenset()
         cls.bypassed, cls._warned = set(), False
         cls.settings, cls.skip_instances = None, {}
