@@ -64,8 +64,7 @@ class PromptMatching(CallMatching):
             return super().load(call, found)
         with call.timed(), self._ledger.lock:  # calls may be side by side
             rollouts = self._assemble(call, found)
-        metas = {group.key: group.meta for group in found}
-        for key, meta in metas.items():
+        for key, meta in found.metas.items():
             self._dumps.notices.changed(meta, self._dumps.stores[key.size].directory)
             if meta.identity is not None:
                 present = call.identity.for_prompts(meta.identity.prompts)
@@ -74,16 +73,13 @@ class PromptMatching(CallMatching):
             group.meta.info.get("seconds", 0.0) / max(1, len(self._run.groups_of(group.key)))
             for group in found
         )
-        call.facts.update(
-            source=found[0].key.step,
-            bytes=sum(meta.stored for meta in metas.values()),
-            seconds_saved=took - call.seconds if took else 0.0,
-        )
+        nbytes = sum(meta.stored for meta in found.metas.values())
+        call.is_served(found[0].key.step, nbytes, took)
         return rollouts, None
 
     def _assemble(self, call: Call, found: PromptGroups) -> Any:
         """The groups as one batch."""
-        metas = {group.key: group.meta for group in found}
+        metas = found.metas
         numbers = {key: number for number, key in enumerate(metas)}
         rows: list[list[int]] = [[] for _ in metas]  # of each dump
         picks, owners = [], []

@@ -302,6 +302,11 @@ class Call:
         except UnsupportedTypeError:
             return None
 
+    def is_served(self, source: int, nbytes: int, took: float) -> None:
+        """Note what the record says of a hit: dumps of a step, which `took` as long to generate."""
+        saved = took - self.seconds if took else 0.0  # it may not be known
+        self.facts.update(source=source, bytes=nbytes, seconds_saved=saved)
+
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Measure how long the block runs."""

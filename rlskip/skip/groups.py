@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -28,9 +28,8 @@ from rlskip.keys import (
     uid_of,
 )
 from rlskip.skip.call import Call, Stage
-from rlskip.skip.run_dumps import Group
-from rlskip.skip.step_calls import Key
-from rlskip.store import DumpMeta, Identity
+from rlskip.skip.run_dumps import Group, PromptGroups
+from rlskip.store import Identity
 
 if TYPE_CHECKING:
     from rlskip.queue import Row, Tag, TrajectoryQueue
@@ -150,8 +149,7 @@ class Plan:
     where: str
     position: int
     enters: Entering | None = None
-    #: What the ledger knows of it, and whether any of it has entered the queue.
-    parts: list[Hashable] = attrs.field(factory=list)
+    #: Whether any of it has entered the queue.
     has_begun: bool = False
 
     @property
@@ -160,13 +158,8 @@ class Plan:
         return [i for i, group in enumerate(self.groups) if group is None]
 
     @property
-    def served(self) -> list[Group]:
-        return [group for group in self.groups if group is not None]
-
-    @property
-    def metas(self) -> dict[Key, DumpMeta]:
-        """The metas of the dumps that serve it."""
-        return {group.key: group.meta for group in self.served}
+    def served(self) -> PromptGroups:
+        return PromptGroups(group for group in self.groups if group is not None)
 
     def __str__(self) -> str:
         return f"{self.where} serves {len(self.served)} of the batch's {len(self.uids)} prompts"

@@ -130,12 +130,8 @@ class CallMatching:
             rollouts, *states = store.load(found.step, call=found.call, meta=meta, part=part)
             self._dumps.check_fields(rollouts, meta, call, found)
             rollouts = self._dumps.without_dropped(rollouts)
-        call.facts.update(
-            source=found.step,
-            call=found.call,
-            bytes=store.size_of(meta),
-            seconds_saved=took - call.seconds if (took := meta.info.get("seconds")) else 0.0,
-        )
+        call.is_served(found.step, store.size_of(meta), meta.info.get("seconds", 0.0))
+        call.facts["call"] = found.call
         return rollouts, states[0] if states else None
 
     def judge(self, call: Call) -> Mismatch | None:

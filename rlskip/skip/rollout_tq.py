@@ -104,7 +104,7 @@ class GroupRole(Role):
     def find(self, call: Call) -> bool:
         """Plan the batch, and load all that enters the queue for it before any of it does."""
         plan = call.identity = self._plan(call)
-        call.cleanup.add(self._undo, call, plan)
+        call.cleanup.add(self._undo, call)
         if plan.rest:
             self.dumps.notices.log_hidden()
             call.reason = str(plan) if plan.served else ""
@@ -115,16 +115,15 @@ class GroupRole(Role):
 
     def replay(self, call: Call) -> None:
         plan: Plan = call.identity
-        first, metas = plan.served[0], plan.metas.values()
+        first, metas = plan.served[0], plan.served.metas.values()
         if self.local_config.restore_rng:
             restore_rng(self.dumps.store.load(first.key.step, part="aside"))
         assert plan.enters is not None
         plan.has_begun = True
         plan.enters.put(queue_of(call), partition_of(call))
+        nbytes = sum(map(self.dumps.store.size_of, metas))
         took = sum(meta.info.get("seconds", 0.0) for meta in metas)
-        call.facts["source"] = first.key.step
-        call.facts["bytes"] = sum(map(self.dumps.store.size_of, metas))
-        call.facts["seconds_saved"] = took - call.seconds if took else 0.0
+        call.is_served(first.key.step, nbytes, took)
         found = str(plan) if self.dumps.by_prompt else Key(first.key.step)
         self.dumps.notices.replayed(call.step, first.meta, found)
 
@@ -134,7 +133,7 @@ class GroupRole(Role):
         # Without a `rest` the dump has just proved unusable.
         if not (plan.rest and plan.enters and self._give_rest(call, plan)):
             self._submitted[call.step].served.difference_update(plan.served)
-            self.ledger.give_back(plan.parts)
+            self.ledger.give_back(call.parts)
             plan.groups = [None] * len(plan.uids)  # all prompts are submitted
         elif plan.enters:
             # Running until the others are submitted, so that no sampler considers the step finished
@@ -148,13 +147,14 @@ class GroupRole(Role):
         tags = [dump_tag(call.step, plan.position + i, plan.contents[i]) for i in plan.rest]
         queue.put([plan.uids[i] for i in plan.rest], partition_id, tags=tags)
 
-    def _undo(self, call: Call, plan: Plan) -> None:
+    def _undo(self, call: Call) -> None:
         """A call that failed before any of it entered the queue is as if it had not been made."""
+        plan: Plan = call.identity
         if call.cleanup.failed and not plan.has_begun:
             submitted = self._submitted[call.step]
             submitted.prompts -= len(plan.uids)
             submitted.served.difference_update(plan.served)
-            self.ledger.give_back(plan.parts)
+            self.ledger.give_back(call.parts)
 
     def _give_rest(self, call: Call, plan: Plan) -> bool:
         """Let the stage get the prompts that have no group; whether it gets its prompts at all."""
@@ -189,15 +189,15 @@ class GroupRole(Role):
                 where, match = f"the dump of step {source}", self._by_step(contents, submitted)
             groups = [group if group and group.count else None for group in match]
             plan = Plan(uids_of(call.prompts), contents, groups, where, submitted.prompts)
-            for meta in plan.metas.values():
+            for meta in plan.served.metas.values():
                 self._identities.differences(present, meta)  # logs what is noteworthy
             if None in match and submitted.found and not refills:
                 self._judge(step, plan, submitted)
             submitted.prompts += len(plan.uids)
             submitted.served.update(plan.served)
             if self.dumps.by_prompt:
-                plan.parts += plan.served
-                self.ledger.serve(plan.served)
+                call.parts = plan.served
+                self.ledger.serve(call.parts)
         return plan
 
     def _by_prompt(
@@ -270,7 +270,7 @@ class GroupRole(Role):
         from rlskip.queue import to_rows  # needs torch
 
         enters, names = Entering(), list[str]()
-        for key, meta in plan.metas.items():
+        for key, meta in plan.served.metas.items():
             groups = zip(plan.uids, plan.groups, strict=True)
             chosen = [(uid, group) for uid, group in groups if group and group.key == key]
             store, step = self.dumps.stores[key.size], Key(key.step, size=key.size)
@@ -286,7 +286,7 @@ class GroupRole(Role):
             if not key.size:  # nor do their sessions serve that are left in the step's journal
                 roots = (loaded["groups"][group.start]["tags"][""] for _, group in chosen)
                 names += (str(root.get(JOURNAL_NAME)) for root in roots)
-        plan.parts += names
+        call.parts = [*call.parts, *names]
         self.ledger.serve(names)
         return enters
 

@@ -45,7 +45,12 @@ class Group:
 
 
 class PromptGroups(tuple[Group, ...]):
-    """A group for each prompt of a call, which together serve it."""
+    """Groups of single prompts, which together serve a call."""
+
+    @property
+    def metas(self) -> dict[Key, DumpMeta]:
+        """The metas of the dumps that have them."""
+        return {group.key: group.meta for group in self}
 
     def __str__(self) -> str:
         steps = Counter(group.key.step for group in self)
