@@ -15,6 +15,7 @@ from rlskip.jobs.ranks import RankGroup, RankTimeoutError, shard
 from rlskip.jobs.records import has_token, job_id, leave_token
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
+from rlskip.skip.stage_runner import log_unusable
 from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, TooLargeDumpError
 
@@ -82,7 +83,7 @@ class SeveralRanks:
             if not is_lost or isinstance(raised, TooLargeDumpError):
                 error = raised
             else:
-                self._dumps.notices.unusable(call, raised)
+                log_unusable(self._dumps.role, call, raised)
         differs, has_loaded = isinstance(found, Mismatch), call.loaded is not None
         mine = _Shard(call.step, call.place, differs, has_loaded, generation)
         given = self.group.exchange(*mine, what=f"step {call.step}", error=error)

@@ -66,7 +66,13 @@ class Stage:
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
-        return signature_of(self.func)
+        """Its arguments; raises ConfigError where they are not known."""
+        try:
+            return signature_of(self.func)
+        except ValueError as error:
+            remedy = "wrap it in a function that names its arguments"
+            what = "it does not say which arguments it takes"
+            raise ConfigError(what, self.name, remedy) from error
 
     @functools.cached_property
     def whole(self) -> Stage:
@@ -225,19 +231,6 @@ class Call:
         computed = "" if is_single(arguments.get(likely)) else likely
         return min(holding or [computed], key=lambda name: name in SELF)
 
-    @property
-    def asked(self) -> Mapping[str, Any]:
-        """What else must be equal, by ``annotate(identity=...)``."""
-        found = self.stage.identity or {}
-        found = found(*self.args, **self.kwargs) if callable(found) else found
-        if not isinstance(found, Mapping):
-            raise ConfigError(
-                f"the function returns {found!r:.80}, and not a mapping",
-                f"SkipManager.annotate(role={self.stage.role!r}, identity=...)",
-                "return what must be equal by name, such as {'temperature': 1.0}",
-            )
-        return found
-
     @functools.cached_property
     def digests(self) -> list[str]:
         """The hash of each of its prompts, as they are before the stage, which may alter them.
@@ -337,16 +330,11 @@ def named(func: Callable[..., Any]) -> Any:
 
 
 def signature_of(func: Callable[..., Any]) -> inspect.Signature:
-    """The arguments of a callable; raises ConfigError where they are not known."""
-    try:
-        own = inspect.signature(func, follow_wrapped=False)
-        # A decorator that forwards what it gets takes what the function below it takes. One that
-        # names all its arguments takes those: it may supply some itself.
-        if not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own.parameters.values()):
-            return own
-        below = getattr(func, "__wrapped__", None) if inspect.isfunction(func) else None
-        return inspect.signature(func) if below is None else signature_of(below)
-    except ValueError as error:
-        name = f"{named(func).__module__}.{named(func).__qualname__}"
-        remedy = "wrap it in a function that names its arguments"
-        raise ConfigError("it does not say which arguments it takes", name, remedy) from error
+    """The arguments of a callable; raises ValueError where they are not known."""
+    own = inspect.signature(func, follow_wrapped=False)
+    # A decorator that forwards what it gets takes what the function below it takes. One that
+    # names all its arguments takes those: it may supply some itself.
+    if not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own.parameters.values()):
+        return own
+    below = getattr(func, "__wrapped__", None) if inspect.isfunction(func) else None
+    return inspect.signature(func) if below is None else signature_of(below)

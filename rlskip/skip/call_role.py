@@ -21,7 +21,7 @@ from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.matching import CallMatching
 from rlskip.skip.role import Role, present
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
-from rlskip.skip.stage_runner import not_dumped
+from rlskip.skip.stage_runner import log_unusable, not_dumped
 from rlskip.skip.step_calls import Key, StepCalls, next_name
 from rlskip.store import AbsentDumpError, DumpError, DumpMeta, WriterTimeoutError
 from rlskip.store.dump import NewDump
@@ -192,7 +192,7 @@ class CallRole(Role):
             self._name(call)
             return self._matching.look_up(call) or self._matching.judge(call)
         except (DumpError, OSError, MemoryError) as error:
-            self.dumps.notices.unusable(call, error)
+            log_unusable(self.role, call, error)
             return None
 
     def _name(self, call: Call) -> None:

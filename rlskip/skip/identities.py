@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rlskip.batch.meta import meta_of
 from rlskip.config.check import is_below
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE, as_given
+from rlskip.errors import ConfigError
 from rlskip.format.fingerprint import canonical
 from rlskip.skip.arguments import Arguments, FirstValues, read_arguments
 from rlskip.skip.call import Call
@@ -138,7 +140,15 @@ class Identities:
             usual = known.get(name if name == "n" else f"sampling.{name}")
             if plain is not None and canonical(plain) != canonical(usual):
                 asked[f"meta_info.{name}"] = plain
-        for name, value in call.asked.items() if call.stage.identity else ():
+        own = call.stage.identity
+        own = own(*call.args, **call.kwargs) if callable(own) else own or {}
+        if not isinstance(own, Mapping):
+            raise ConfigError(
+                f"the function returns {own!r:.80}, and not a mapping",
+                f"SkipManager.annotate(role={call.stage.role!r}, identity=...)",
+                "return what must be equal by name, such as {'temperature': 1.0}",
+            )
+        for name, value in own.items():
             asked[f"identity.{name}"] = comparable(value, f"identity.{name}")
         return asked
 

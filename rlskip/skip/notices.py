@@ -85,10 +85,6 @@ class Notices:
         what = "rlskip: role %s: step %d, call %d is generated: %s"
         log.info(what, self.role, call.step, call.place, call.reason)
 
-    def unusable(self, call: Call, error: BaseException) -> None:
-        """Say why a dump that was found is not used."""
-        log.warning("rlskip: role %s: step %d counts as a miss: %s", self.role, call.step, error)
-
     def leave(self, stage: str, left: Mapping[str, str], changing: Iterable[str]) -> None:
         """Note what a call of a stage leaves uncompared, for when a dump is replayed."""
         noted = self._left.setdefault(stage, {})

@@ -7,7 +7,6 @@ import functools
 import inspect
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -158,10 +157,7 @@ def replay(role: Role, call: Call) -> tuple[Any] | None:
         raise
     except (DumpError, OSError, MemoryError) as error:
         failure = error
-        log.warning(
-            "rlskip: role %s: step %d counts as a miss: %s",
-            role.role, call.step, str(error) or type(error).__name__,
-        )  # fmt: skip
+        log_unusable(role.role, call, error)
     call.record("miss", step=call.step)
     if role.local_config.on_miss == "error":
         reason = call.reason or getattr(failure, "what", "")
@@ -177,6 +173,12 @@ def replay(role: Role, call: Call) -> tuple[Any] | None:
     return None
 
 
+def log_unusable(role: str, call: Call, error: BaseException) -> None:
+    """Say why a dump that was found is not used."""
+    what = "rlskip: role %s: step %d counts as a miss: %s"
+    log.warning(what, role, call.step, str(error) or type(error).__name__)
+
+
 @contextmanager
 def _running(role: Role, call: Call) -> Iterator[None]:
     """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
@@ -190,11 +192,10 @@ def _running(role: Role, call: Call) -> Iterator[None]:
     token = enclosing.set(here)
     if ledger is not None:
         ledger.running.append(here)
-    began = time.perf_counter()
     try:
-        yield
+        with call.timed():
+            yield
     finally:
-        call.seconds = time.perf_counter() - began
         if ledger is not None:
             ledger.running.remove(here)
         enclosing.reset(token)

@@ -44,9 +44,7 @@ def init(tmp_path: Path) -> Callable[..., Path]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> MockClock:
     """By what the time is measured that a stage takes."""
     clock = MockClock()
-    for module in ("call", "stage_runner"):
-        patched = SimpleNamespace(perf_counter=clock)
-        monkeypatch.setattr(f"rlskip.skip.{module}.time", patched)
+    monkeypatch.setattr("rlskip.skip.call.time", SimpleNamespace(perf_counter=clock))
     return clock
 
 
