@@ -46,8 +46,8 @@ def phase_of(stage: Stage) -> str:
     return str(phase)
 
 
-def queue_of(call: Call) -> TrajectoryQueue:
-    """The queue that the stage's option names; raises ConfigError if it names none."""
+def queue_of(call: Call) -> tuple[TrajectoryQueue, str]:
+    """The queue that the stage's options name, and the partition; or ConfigError without one."""
     queue = call.stage.options.get("queue")
     if callable(queue):
         queue = queue(*call.args, **call.kwargs)
@@ -57,11 +57,7 @@ def queue_of(call: Call) -> TrajectoryQueue:
             f"SkipManager.annotate of {call.stage.name}",
             "name it: annotate(..., queue=lambda self, *args, **kwargs: self.queue)",
         )
-    return queue  # type: ignore[no-any-return]
-
-
-def partition_of(call: Call) -> str:
-    return str(call.stage.options.get("partition_id", TRAIN))
+    return queue, str(call.stage.options.get("partition_id", TRAIN))
 
 
 def groups_of_batch(queue: TrajectoryQueue, batch: Any) -> dict[int, dict[str, Any]]:

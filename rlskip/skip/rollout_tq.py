@@ -11,7 +11,6 @@ sampled batch, and what the dump lacks of a *refill* is generated, which is not 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 from collections.abc import Sequence
@@ -36,7 +35,6 @@ from rlskip.skip.groups import (
     by_content,
     groups_of_batch,
     is_complete,
-    partition_of,
     phase_of,
     queue_of,
     without_superseded,
@@ -120,7 +118,7 @@ class GroupRole(Role):
             restore_rng(self.dumps.store.load(first.key.step, part="aside"))
         assert plan.enters is not None
         plan.has_begun = True
-        plan.enters.put(queue_of(call), partition_of(call))
+        plan.enters.put(*queue_of(call))
         nbytes = sum(map(self.dumps.store.size_of, metas))
         took = sum(meta.info.get("seconds", 0.0) for meta in metas)
         call.is_served(first.key.step, nbytes, took)
@@ -129,20 +127,20 @@ class GroupRole(Role):
 
     def before_stage(self, call: Call) -> None:
         plan: Plan = call.identity
-        queue, partition_id, plan.has_begun = queue_of(call), partition_of(call), True
+        (queue, partition_id), enters, plan.has_begun = queue_of(call), plan.enters, True
         # Without a `rest` the dump has just proved unusable.
-        if not (plan.rest and plan.enters and self._give_rest(call, plan)):
+        if plan.rest and enters and self._give_rest(call, plan):
+            # Running until the others are submitted, so that no sampler considers the step finished
+            # before.
+            roots = enters.roots.values()
+            underway = [{**tag, STATUS: RUNNING} if STATUS in tag else tag for tag in roots]
+            queue.put(list(enters.roots), partition_id, None, underway)
+            call.cleanup.add(enters.put, queue, partition_id)
+            log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
+        else:
             self._submitted[call.step].served.difference_update(plan.served)
             self.ledger.give_back(call.parts)
             plan.groups = [None] * len(plan.uids)  # all prompts are submitted
-        elif plan.enters:
-            # Running until the others are submitted, so that no sampler considers the step finished
-            # before.
-            roots = plan.enters.roots.values()
-            underway = [{**tag, STATUS: RUNNING} if STATUS in tag else tag for tag in roots]
-            queue.put(list(plan.enters.roots), partition_id, None, underway)
-            call.cleanup.add(functools.partial(plan.enters.put, queue, partition_id))
-            log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
         self._submitted[call.step].generates = True
         tags = [dump_tag(call.step, plan.position + i, plan.contents[i]) for i in plan.rest]
         queue.put([plan.uids[i] for i in plan.rest], partition_id, tags=tags)
@@ -297,7 +295,7 @@ class GroupRole(Role):
         if (phase := phase_of(call.stage)) in (SUBMIT, REFILL):
             return  # the prompts are submitted; their rollouts are generated later
         batch = result[0] if isinstance(result, tuple) else result
-        parts = groups_of_batch(queue_of(call), batch)
+        parts = groups_of_batch(queue_of(call)[0], batch)
         if phase == EVICT:
             # With the next sampled batch: a dump without one would serve too few prompts.
             self._evicted += parts.items()
