@@ -200,7 +200,7 @@ class Dumps:
         return ways[0] if len(ways) == 1 else f"choose one: {'; '.join(ways)}"
 
     def path_of(self, found: Key) -> str:
-        return str(self.stores[found.size].directory / found.path)
+        return str(self.stores[found.size].directory / found.place.name)
 
     def check_fields(self, rollouts: Any, meta: DumpMeta, call: Call, found: Key) -> None:
         """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs.

@@ -58,7 +58,7 @@ class Notices:
         is_new = self.is_new(f"dumps of {job}, {meta.info.get('config')}")
         if is_new and self.is_new(f"dumps of {job}"):
             written = datetime.fromisoformat(meta.created).timestamp()
-            path = self.directory / getattr(found, "path", "")
+            path = self.directory / (found.place.name if isinstance(found, Key) else "")
             source = f" from {path}, made {age(written)} ago by job {job}"
         if not isinstance(found, Key):
             what = f"step {step} replayed: {found} (match=prompt){source}"

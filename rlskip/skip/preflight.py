@@ -108,7 +108,7 @@ def _why_not(
     if len(places) <= max(places) and (gaps := {*range(max(places))} - {*places}):
         return f"lack call {compact(sorted(gaps))}, whose dump is missing or damaged"
     if lost := sorted((calls - metas.keys()) | ({*store.quarantined(step)} - calls)):
-        named = ", ".join(Key(step, call).path for call in lost)
+        named = ", ".join(Key(step, call).place.name for call in lost)
         return f"lack {named}, which is damaged (once made again, prune --quarantined forgets it)"
     if differs := _made_for_others(dumps, metas.values(), called_with):
         return differs

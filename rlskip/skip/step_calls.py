@@ -37,10 +37,6 @@ class Key:
         """Below the run's directory, of one rank."""
         return Place(Path(), self.step, self.call)
 
-    @property
-    def path(self) -> str:
-        return self.place.name
-
     def __str__(self) -> str:
         return f"step {self.step}" + (f", call {self.call}" if self.call else "")
 
@@ -80,7 +76,7 @@ class StepCalls:
         first dump is looked at again.
         """
         head = Key(self.step)
-        is_there = os.path.isdir(self._store.directory / head.path)
+        is_there = os.path.isdir(self._store.directory / head.place.name)
         if not self._in_order and is_there and self.taken.get(head) != "":
             there = self._store.in_order(self.step)
             self._in_order = [call for call in there if self.taken.get(Key(self.step, call)) != ""]

@@ -142,7 +142,7 @@ def test_every_call_of_a_step_is_looked_at(
     start(dumps, 1, on_miss="error")
     assert SkipManager.will_replay("rollout", [1])
     store = SkipManager.store("rollout")
-    name = Key(1, store.in_order(1)[number]).path
+    name = Key(1, store.in_order(1)[number]).place.name
     if how == "quarantined":
         store.quarantine(1, "for a test", store.in_order(1)[number])
     else:
