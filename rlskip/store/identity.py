@@ -45,14 +45,9 @@ class Identity:
     ignored: Collection[str] = attrs.field(default=(), eq=False, repr=False)
 
     @classmethod
-    def of(
-        cls,
-        compared: Mapping[str, Any],
-        noted: Mapping[str, Any] | None = None,
-        ignored: Collection[str] = (),
-    ) -> Identity:
+    def of(cls, compared: Mapping[str, Any], noted: Mapping[str, Any] | None = None) -> Identity:
         """Of values of any kind; raises UnsupportedTypeError for one that cannot be compared."""
-        return cls(_plain(compared), _plain(noted or {}), ignored)
+        return cls(_plain(compared), _plain(noted or {}))
 
     def adding(self, compared: Mapping[str, Any]) -> Identity:
         """This with further entries, or others, in `compared`; raises as :meth:`of`."""
