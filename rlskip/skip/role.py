@@ -91,15 +91,14 @@ class Role:
         """The step of a call with these arguments, where it has one of its own."""
         raise NotImplementedError(f"{type(self).__name__} has no online step")
 
-    def count(self, call: Call, result: Any, *, replayed: bool) -> None:
-        """Count the rollouts that `call` returned; asked where it has :attr:`figures`."""
+    def count(self, call: Call, result: Any, *, replayed: bool) -> tuple[int, int, int, float]:
+        """What is added to :attr:`figures` for the rollouts that `call` returned."""
         from rlskip.batch.columns import length_of  # a job that skips nothing needs no numpy
 
         rows = max(1, length_of(result))
         elsewhere = replayed and call.facts.get("source") != call.step
         saved = call.facts.get("seconds_saved", 0.0)
-        assert self.figures is not None
-        self.figures.append((rows, rows * replayed, rows * elsewhere, saved))
+        return rows, rows * replayed, rows * elsewhere, saved
 
     def check_options(self, stage: Stage) -> None:
         """Refuse options of ``annotate`` that this role does not have."""

@@ -80,13 +80,12 @@ class GroupRole(Role):
     def observes(self, stage: Stage) -> bool:
         return phase_of(stage) in (SAMPLE, EVICT)
 
-    def count(self, call: Call, result: Any, *, replayed: bool) -> None:
+    def count(self, call: Call, result: Any, *, replayed: bool) -> tuple[int, int, int, float]:
         """Count prompts: some may be replayed where the stage ran for the others."""
         plan: Plan = call.identity
         elsewhere = sum(group.key.step != call.step for group in plan.served)
         saved = call.facts.get("seconds_saved", 0.0)
-        assert self.figures is not None
-        self.figures.append((len(plan.uids), len(plan.served), elsewhere, saved))
+        return len(plan.uids), len(plan.served), elsewhere, saved
 
     def begin_visit(self) -> None:
         for submitted in self._submitted.values():

@@ -150,7 +150,7 @@ def replay(role: Role, call: Call) -> tuple[Any] | None:
             role.has_replayed = True
             call.record("hit", step=call.step, **call.facts)
             if role.figures is not None:
-                role.count(call, result, replayed=True)
+                role.figures.append(role.count(call, result, replayed=True))
             change = call.stage.on_replay
             return (result if change is None else change(result),)
     except (RankTimeoutError, TooLargeDumpError):  # a sound dump: no miss in silence
@@ -207,7 +207,7 @@ def dump(role: Role, call: Call, result: Any) -> None:
     But RowsError is raised: the stage's description fits no dump of this run.
     """
     if role.figures is not None and not call.is_observed:
-        role.count(call, result, replayed=False)
+        role.figures.append(role.count(call, result, replayed=False))
     try:
         role.keep(call, result)
     except RowsError:
