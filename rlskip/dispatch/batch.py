@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
@@ -24,9 +24,6 @@ from rlskip.jobs.served import Needs
 from rlskip.keys import DO_SAMPLE, ROLLOUT_N, TRAIN, VAL, trajectory_key
 from rlskip.queue.protocol import one_batch
 from rlskip.queue.readiness import Partition, PromptOutcome, State
-
-if TYPE_CHECKING:
-    from rlskip.dispatch.journal import SessionJournal
 
 GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}  # for prompts with a false ``__do_sample__``
 
@@ -110,7 +107,7 @@ class Prompt(SessionGroup):
             attempt=job.attempt,
             seed=session_seed(seed, self.batch.step, self.prompt, job.session_id),
             partition=self.batch.partition,
-            prompt_key=self.journal_key if self.batch.journal is not None else None,
+            prompt_key=self.journal_key,
             **self.info,
         )
 
@@ -128,7 +125,7 @@ class BatchHandle(Future[BatchReport]):
         # and markers go to the dispatcher's queue.
         self.within: Partition | None = None
         self.prompts: list[Prompt] = []
-        self.journal: SessionJournal | None = None
+        self.appending = contextlib.ExitStack()  # the mark that its journal grows, if it has one
         self.needs = Needs()  # of the stage that submits it
         self.error: BaseException | None = None  # why it was given up
         self.released = False  # whether its uids are free, because calls find its groups no more

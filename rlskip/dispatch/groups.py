@@ -288,7 +288,7 @@ class Groups:
         prompt.open.remove(job.session_id)
         if not prompt.open:
             self._pool.forget(prompt)
-        if prompt.batch.within is None or prompt.batch.journal is not None:
+        if prompt.batch.within is None or prompt.journal_key is not None:
             self._sink.write(job)
         else:
             self._settle(job)
@@ -311,8 +311,7 @@ class Groups:
                 if within is self.ahead[batch.partition]:  # else one call waits, for all of them
                     self.changed.notify_all()
         if batch.report.open == 0:
-            if batch.journal is not None:
-                batch.journal.close()
+            timeouts.in_thread(batch.appending.close)  # a disk that hangs holds up nothing else
             self.finish(batch, batch.error)
 
     def finish(self, batch: BatchHandle, error: BaseException | None) -> None:

@@ -23,8 +23,6 @@ import functools
 import io
 import json
 import logging
-import os
-import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -37,8 +35,8 @@ from rlskip.dispatch import timeouts
 from rlskip.dispatch.sessions import Session, text_of
 from rlskip.format import container
 from rlskip.format.kinds import Packer, rebuild
-from rlskip.store import Identity, dump
-from rlskip.store.layout import as_step, journal_name
+from rlskip.store import Identity
+from rlskip.store.layout import journal_name
 
 logger = logging.getLogger(__name__)
 
@@ -69,89 +67,63 @@ class Journaled:
         return [{**row} for row in self.rows], list(self.tags), self.uid, self.lacks
 
 
-class SessionJournal:
-    """The finished sessions of one step, in the file `path`, which the first append creates.
+def append_sessions(path: Path, identity: Identity, entries: Mapping[Hashable, Any]) -> None:
+    """Add finished sessions, key to value; once this returns, they survive the process.
 
-    ``entries`` are those of earlier processes, key to value, but for sessions that were generated
-    under another `identity`. Who only appends does not `read` the file. Raises OSError for a
-    journal that cannot be read, or is not a regular file.
+    Raises the error of a session whose value cannot be stored, after the others were written,
+    or an OSError: the disk is full, for example. What was appended before is not affected.
     """
-
-    def __init__(self, path: str | Path, identity: Identity, *, read: bool = True) -> None:
-        self.path = Path(path)
-        self._identity = identity
-        self._written_as = json.dumps(identity.as_json()).encode()
-        self._file: IO[bytes] | None = None
-        self._held = contextlib.ExitStack()  # the mark that it grows, for `rlskip prune`, and it
-        self._busy = threading.Lock()
-        self.entries = self._recovered() if read else {}
-
-    def append(self, entries: Mapping[Hashable, Any]) -> None:
-        """Add finished sessions; once this returns, they survive the death of the process.
-
-        Raises the error of a session whose value cannot be stored, after the others were written,
-        or an OSError: the disk is full, for example. What was appended before is not affected.
-        """
-        data, refused = b"", None
-        for key, value in entries.items():
-            try:
-                data += _frame(self._written_as, key, value)
-            except Exception as error:  # a value may be anything
-                refused = error
-        with self._busy:
-            # One write, so that frames of several processes never interleave.
-            if data and self._open().write(data) != len(data):
-                raise OSError(errno.ENOSPC, "only a part of a frame was written", str(self.path))
-        if refused is not None:
-            raise refused
-
-    def close(self) -> None:
-        """Close the file; an append that hangs keeps it open."""
-        if self._busy.acquire(blocking=False):
-            with contextlib.suppress(OSError):
-                self._held.close()
-            self._file = None
-            self._busy.release()
-
-    def _open(self) -> IO[bytes]:
-        """The file at `path`, even after another process removed an earlier one."""
-        if self._file is None or not _is_at(self.path, self._file):
-            self._held.close()
-            # The mark first: `rlskip prune` looks for it just before it removes an old journal. One
-            # that had looked already takes this append with the file; the next begins another file.
-            if (step := as_step(self.path.stem)) is not None:
-                self._held.enter_context(dump.appending(self.path.parent, step))
-            with open_folder(self.path.parent, create=True) as folder:
-                self._file = self._held.enter_context(folder.open(self.path.name, "a", buffering=0))
-        return self._file
-
-    def _recovered(self) -> dict[Hashable, Any]:
+    written_as = json.dumps(identity.as_json()).encode()
+    data, refused = b"", None
+    for key, value in entries.items():
         try:
-            with open_folder(self.path.parent) as folder:
-                file = folder.open(self.path.name, max_bytes=MAX_BYTES)
-        except FileNotFoundError:
-            return {}
-        entries, refused, allowed, damaged = {}, set[str](), set[str](), 0
-        with file:
-            for frame, entry in frames(file, str(self.path)):
-                if entry is None:
-                    damaged += len(frame)
-                    continue
-                identity, key, value = entry
-                must, warn = self._identity.differences(identity)
-                refused.update(must)
-                if not must:
-                    allowed.update(warn)
-                    entries[key] = value
-        for what, differences in (
-            ("was resumed although it differs", allowed),
-            ("holds sessions of another run, which are not resumed", refused),
+            data += _frame(written_as, key, value)
+        except Exception as error:  # a value may be anything
+            refused = error
+    if data:
+        # Opened each time, as another process may have removed an earlier file. One write, so that
+        # frames of several processes never interleave.
+        with (
+            open_folder(path.parent, create=True) as folder,
+            folder.open(path.name, "a", buffering=0) as file,
         ):
-            if differences:
-                logger.warning("%s %s: %s", self.path, what, "; ".join(sorted(differences)))
-        if damaged:
-            logger.warning("%s: skipped %d damaged bytes", self.path, damaged)
-        return entries
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, "only a part of a frame was written", str(path))
+    if refused is not None:
+        raise refused
+
+
+def read_sessions(path: Path, identity: Identity) -> dict[Hashable, Any]:
+    """The finished sessions in a journal, but for those that another `identity` generated.
+
+    Raises OSError for a journal that cannot be read, or is not a regular file.
+    """
+    try:
+        with open_folder(path.parent) as folder:
+            file = folder.open(path.name, max_bytes=MAX_BYTES)
+    except FileNotFoundError:
+        return {}
+    entries, refused, allowed, damaged = {}, set[str](), set[str](), 0
+    with file:
+        for frame, entry in frames(file, str(path)):
+            if entry is None:
+                damaged += len(frame)
+                continue
+            its, key, value = entry
+            must, warn = identity.differences(its)
+            refused.update(must)
+            if not must:
+                allowed.update(warn)
+                entries[key] = value
+    for what, differences in (
+        ("was resumed although it differs", allowed),
+        ("holds sessions of another run, which are not resumed", refused),
+    ):
+        if differences:
+            logger.warning("%s %s: %s", path, what, "; ".join(sorted(differences)))
+    if damaged:
+        logger.warning("%s: skipped %d damaged bytes", path, damaged)
+    return entries
 
 
 def _frame(identity: bytes, key: Hashable, value: Any) -> bytes:
@@ -194,13 +166,6 @@ def _identity(written: bytes) -> Identity:
     return Identity.from_json(json.loads(written))
 
 
-def _is_at(path: Path, file: IO[bytes]) -> bool:
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(file.fileno()))
-    except OSError:
-        return False
-
-
 @attrs.define(eq=False)
 class JournalWriter:
     """Appends to the journals of a run within ``WRITE_S``; can be sent to another process.
@@ -219,20 +184,20 @@ class JournalWriter:
     ) -> None:
         """Append a finished session, for a worker that writes its rows itself."""
         if session.prompt_key is not None:
-            path = self.directory / journal_name(session.step)
-            journal = SessionJournal(path, self.identity, read=False)
             key = (*session.prompt_key, session.session_id)
-            await self.append(journal, {key: Journaled(rows, tags, session.uid).packed()})
-            journal.close()
+            await self.append(session.step, {key: Journaled(rows, tags, session.uid).packed()})
 
-    async def append(self, journal: SessionJournal, entries: Mapping[Hashable, Any]) -> None:
-        """Add finished sessions to a journal."""
+    async def append(self, step: int, entries: Mapping[Hashable, Any]) -> None:
+        """Add finished sessions to the journal of a step."""
         if not self._hangs:
-            append = timeouts.in_thread(journal.append, entries, name="rlskip-journal")
+            path = self.directory / journal_name(step)
+            append = timeouts.in_thread(
+                append_sessions, path, self.identity, entries, name="rlskip-journal"
+            )
             error = await timeouts.failure_of(append, timeouts.WRITE_S, "the disk")
             self._hangs = not append.done()
             if error is not None:
-                self.warn(journal.path, text_of(error))
+                self.warn(path, text_of(error))
 
     def warn(self, where: object, cause: str) -> None:
         """Say that sessions are not journaled: if killed, the step starts over."""

@@ -24,7 +24,7 @@ from rlskip.batch.meta import plain
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Prompt
-from rlskip.dispatch.journal import Journaled, JournalWriter, SessionJournal, prompt_name
+from rlskip.dispatch.journal import Journaled, JournalWriter, prompt_name, read_sessions
 from rlskip.dispatch.pools import returned
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of, text_of
@@ -33,7 +33,7 @@ from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.ranks import shard
 from rlskip.jobs.served import ledger_of
 from rlskip.queue import TrajectoryQueue
-from rlskip.store import Identity, StepStore, UnsupportedTypeError, fingerprint
+from rlskip.store import Identity, StepStore, UnsupportedTypeError, dump, fingerprint
 from rlskip.store.layout import journal_name, journaled_steps
 
 logger = logging.getLogger(__name__)
@@ -115,35 +115,44 @@ class Journals:
         opened = timeouts.in_thread(self._open, batch.step)
         if error := await timeouts.failure_of(opened, timeouts.WRITE_S, "the disk"):
             self.writer.warn(f"step {batch.step}", text_of(error))
+            for prompt in batch.prompts:
+                prompt.journal_key = None
             return {}
-        batch.journal = journal = opened.result()
+        batch.appending, entries = opened.result()
         journaled = ledger_of(self._store.directory).journaled
         is_new = batch.step not in journaled  # else its journal holds sessions of this run, too
         journaled.add(batch.step)
         found = defaultdict[str, dict[int, Journaled]](dict)
         refused: Counter[str] = Counter()
         for prompt in batch.prompts:
-            for session in sorted(prompt.open) if prompt.journal_key else ():
+            for session in sorted(prompt.open):
                 key = (*(prompt.journal_key or ()), session)
-                if (entry := _read(journal.entries.get(key), prompt)) is None:
+                if (entry := _read(entries.get(key), prompt)) is None:
                     continue
                 why_not = self._why_not(entry, batch.step)
                 if why_not := why_not or batch.needs.why_not(entry.rows, entry.lacks):
                     refused[why_not] += 1
                 else:
                     found[prompt.uid][session] = entry
+        path = self._store.directory / journal_name(batch.step)
         if count := sum(map(len, found.values())):
             text = "step %d: %d of %d sessions are resumed from %s"
-            logger.info(text, batch.step, count, batch.report.sessions, journal.path)
-        elif not refused and is_new and journal.entries:
-            refused["they are of other prompts"] = len(journal.entries)
+            logger.info(text, batch.step, count, batch.report.sessions, path)
+        elif not refused and is_new and entries:
+            refused["they are of other prompts"] = len(entries)
         for cause, number in refused.items():
-            logger.warning("%s: %d sessions are not resumed: %s", journal.path, number, cause)
+            logger.warning("%s: %d sessions are not resumed: %s", path, number, cause)
         return found
 
-    def _open(self, step: int) -> SessionJournal:
+    def _open(self, step: int) -> tuple[contextlib.ExitStack, dict[Hashable, Any]]:
         self.tidy(before=step)
-        return SessionJournal(self._store.directory / journal_name(step), self.writer.identity)
+        directory = self._store.directory
+        with contextlib.ExitStack() as appending:
+            # The mark first: `rlskip prune` looks for it just before it removes an old journal. One
+            # that had looked already takes the file; the next append begins another one.
+            appending.enter_context(dump.appending(directory, step))
+            entries = read_sessions(directory / journal_name(step), self.writer.identity)
+            return appending.pop_all(), entries
 
     def _why_not(self, entry: Journaled, step: int) -> str | None:
         """Why a session is not resumed at `step`; None if it is.
@@ -250,8 +259,8 @@ class Sink:
 
     async def open(self, batch: BatchHandle) -> dict[str, dict[int, Journaled]]:
         """Open the batch's journal, and write its roots; returns the sessions that are resumed."""
-        journaled = self._journals is not None and not batch.validate
-        resumed = await self._journals.resume(batch) if journaled else {}
+        is_journaled = any(prompt.journal_key for prompt in batch.prompts)
+        resumed = await self._journals.resume(batch) if is_journaled else {}
         if batch.within is None:
             roots = {p.uid: names.prompt_tag(batch.step, p.n) for p in batch.prompts}
             for prompt in batch.prompts:
@@ -272,12 +281,12 @@ class Sink:
     async def _write_all(self) -> None:
         while self._gathered:
             jobs = [self._gathered.popleft() for _ in range(min(len(self._gathered), _MOST))]
-            entries: dict[SessionJournal, dict[Any, Any]] = defaultdict(dict)
+            entries: dict[int, dict[Hashable, Any]] = defaultdict(dict)
             for job in jobs:
-                if (journal := job.group.batch.journal) is not None and (entry := to_journal(job)):
-                    entries[journal].update(entry)
-            for journal, found in entries.items():
-                await self._journals.writer.append(journal, found)
+                entries[job.group.batch.step].update(to_journal(job))
+            for step, found in entries.items():
+                if found:
+                    await self._journals.writer.append(step, found)
             queued = [job for job in jobs if job.group.batch.within is None]
             error = await self._try(self._put_all, queued) if queued else None
             for job in jobs:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlskip.dispatch.journal import SessionJournal
+from rlskip.dispatch.journal import append_sessions, read_sessions
 from rlskip.store import Identity
 
 IDENTITY = Identity.of({"n": 4, "sampling.temperature": 1.0}, {"model": "one"})
@@ -25,14 +25,12 @@ def write(path: Path, count: int) -> None:
         ("content", 0, i): [{"responses": torch.full((5,), i), "text": str(i)}]
         for i in range(count)
     }
-    journal = SessionJournal(path, IDENTITY)
-    journal.append({key: sessions.pop(key) for key in list(sessions)[:1]})
-    journal.append(sessions)
-    journal.close()
+    append_sessions(path, IDENTITY, {key: sessions.pop(key) for key in list(sessions)[:1]})
+    append_sessions(path, IDENTITY, sessions)
 
 
-def steps_of(journal: SessionJournal) -> list[int]:
-    return [key[2] for key in journal.entries]
+def numbers_in(path: Path) -> list[int]:
+    return [key[2] for key in read_sessions(path, IDENTITY)]
 
 
 def ends_of(data: bytes) -> list[int]:
@@ -51,16 +49,14 @@ def test_a_torn_frame_costs_itself_only(tmp_path_factory, data):
     torn = content[:cut] + noise
     path.write_bytes(torn)
 
-    journal = SessionJournal(path, IDENTITY)
     # The line end after a frame may be missing, and nothing else.
     ends = [end - 1 for end in ends_of(content)]
     kept = sum(torn.startswith(content[:end]) and torn[end:][:1] in (b"", b"\n") for end in ends)
-    assert steps_of(journal) == list(range(kept))
+    assert numbers_in(path) == list(range(kept))
     # And it can be appended to, behind what is torn.
-    journal.append({("content", 0, 9): [{"responses": torch.ones(2)}]})
-    journal.close()
+    append_sessions(path, IDENTITY, {("content", 0, 9): [{"responses": torch.ones(2)}]})
     assert path.read_bytes().startswith(torn)
-    assert steps_of(SessionJournal(path, IDENTITY)) == [*range(kept), 9]
+    assert numbers_in(path) == [*range(kept), 9]
 
 
 def test_a_flipped_bit_costs_its_frame_only(tmp_path, caplog):
@@ -73,7 +69,7 @@ def test_a_flipped_bit_costs_its_frame_only(tmp_path, caplog):
         altered = bytearray(content)
         altered[at] ^= 1 << at % 8
         path.write_bytes(altered)
-        assert steps_of(SessionJournal(path, IDENTITY)) == [i for i in range(3) if i != frame]
+        assert numbers_in(path) == [i for i in range(3) if i != frame]
     assert "damaged bytes" in caplog.text
     assert list(tmp_path.glob("[!.]*")) == [path], "they stay where they are"
     assert path.read_bytes() == altered
@@ -84,12 +80,11 @@ def test_a_longer_line_than_a_frame_may_have_is_damage(tmp_path, monkeypatch):
     write(path, 3)
     path.write_bytes(b"x" * (1 << 20) + path.read_bytes())
     monkeypatch.setattr("rlskip.dispatch.journal.MAX_FRAME", 1 << 16)
-    journal = SessionJournal(path, IDENTITY)
-    assert steps_of(journal) == [0, 1, 2]
+    assert numbers_in(path) == [0, 1, 2]
+    long = {("content", 0, 3): os.urandom(1 << 16), ("content", 0, 4): 4}
     with pytest.raises(OSError, match="too large"):
-        journal.append({("content", 0, 3): os.urandom(1 << 16), ("content", 0, 4): 4})
-    journal.close()
-    assert steps_of(SessionJournal(path, IDENTITY)) == [0, 1, 2, 4]
+        append_sessions(path, IDENTITY, long)
+    assert numbers_in(path) == [0, 1, 2, 4]
 
 
 # -- several processes -----------------------------------------------------------------------
@@ -97,12 +92,11 @@ def test_a_longer_line_than_a_frame_may_have_is_damage(tmp_path, monkeypatch):
 
 def append_many(path: Path, number: int, count: int, start, acknowledgements) -> None:
     """In a process: append, and acknowledge each append in one write to a pipe."""
-    start.wait()
-    journal = SessionJournal(path, IDENTITY)  # all of them begin the file at once
+    start.wait()  # all of them begin the file at once
     for i in range(count):
         rows = [{"responses": torch.arange(1000 * (i % 3))}]
         try:
-            journal.append({("content", number, i): rows})
+            append_sessions(path, IDENTITY, {("content", number, i): rows})
         except OSError as error:
             os.write(acknowledgements, f"failed {error.errno}\n".encode())
             time.sleep(0.01)
@@ -133,7 +127,7 @@ def test_what_eight_processes_acknowledge_is_there(tmp_path):
     assert b"failed" not in lines
     acknowledged = {("content", *map(int, line.split())) for line in lines.splitlines()}
     assert 7 * 150 <= len(acknowledged) <= 8 * 150
-    found = SessionJournal(path, IDENTITY).entries.keys()
+    found = read_sessions(path, IDENTITY).keys()
     assert acknowledged <= found
     assert len(found - acknowledged) <= 1  # written by the killed process, not yet acknowledged
 
@@ -141,6 +135,5 @@ def test_what_eight_processes_acknowledge_is_there(tmp_path):
 def test_another_model_is_resumed_with_a_warning(tmp_path, caplog):
     path = tmp_path / "3.journal"
     write(path, 2)
-    journal = SessionJournal(path, attrs.evolve(IDENTITY, noted={"model": "another"}))
-    assert len(journal.entries) == 2
+    assert len(read_sessions(path, attrs.evolve(IDENTITY, noted={"model": "another"}))) == 2
     assert "model: 'another' now" in caplog.text

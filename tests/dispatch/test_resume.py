@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlskip.dispatch.journal import SessionJournal
 from rlskip.jobs.served import forget_served
 from rlskip.keys import split_trajectory
 from rlskip.queue import MemoryQueue
-from rlskip.store import StepStore
+from rlskip.store import StepStore, dump
+from tests.clock import eventually
 from tests.dispatch.conftest import evict
 
 
@@ -125,18 +125,18 @@ def test_validation_is_not_journaled(tmp_path, make, make_prompts):
 
 
 def test_a_session_is_journaled_before_its_rows_are_in_the_queue(tmp_path, make, make_prompts):
+    """Until the batch has ended the journal is one that grows."""
     journal, journaled = tmp_path / "1.journal", []
 
     class Watched(MemoryQueue):
         def put(self, keys, partition, fields=None, tags=None):
             if fields is not None:
-                journaled.append(journal.exists())
+                journaled.append((journal.exists(), *dump.in_use(tmp_path)))
             return super().put(keys, partition, fields, tags)
 
     make(queue=Watched(), n=1).submit(make_prompts(1), step=1).result()
-    still_open = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
-    assert str(journal) not in still_open
-    assert journaled == [True]
+    assert journaled == [(True, 1)]
+    assert eventually(lambda: not dump.in_use(tmp_path))
 
 
 # -- faults ----------------------------------------------------------------------------------
@@ -193,12 +193,12 @@ def test_prompts_that_cannot_be_compared_cost_one_warning_and_no_session(dispatc
     assert "prompts['tool']: cannot keep a builtins.object" in first
 
 
-@pytest.mark.parametrize("call", ["__init__", "append"])
+@pytest.mark.parametrize("call", ["sink.read_sessions", "journal.append_sessions"])
 def test_a_disk_that_hangs_costs_one_warning(dispatch, make_prompts, caplog, monkeypatch, call):
     released, calls = threading.Event(), []
     monkeypatch.setattr("rlskip.dispatch.timeouts.WRITE_S", 0.3)
     monkeypatch.setattr(
-        SessionJournal, call, lambda *args: (calls.append(args), released.wait(60))[0]
+        f"rlskip.dispatch.{call}", lambda *args: (calls.append(args), released.wait(60))[0]
     )
     _, report = dispatch(make_prompts(2), max_concurrent_rollouts_per_worker=1)
     released.set()

@@ -21,7 +21,7 @@ import attrs
 import torch
 
 from rlskip import SkipManager
-from rlskip.dispatch.journal import SessionJournal
+from rlskip.dispatch.journal import append_sessions, read_sessions
 from rlskip.jobs import alive
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import Recorder, Tally, has_token, leave_token, tally, tally_steps
@@ -256,29 +256,26 @@ IDENTITY = Identity.of({"n": 4, "sampling.temperature": 1.0})
 def append_to_journal(directory: Path) -> Operation:
     """OSError; what was has_token stays, and so do the earlier sessions."""
 
-    def sessions(journal: SessionJournal) -> list[int]:
-        return [key[2] for key in journal.entries]
+    def sessions(path: Path) -> list[int]:
+        return [key[2] for key in read_sessions(path, IDENTITY)]
 
     while True:
         path = emptied(directory) / "3.journal"
-        journal = SessionJournal(path, IDENTITY)
         for number in (0, 1):
-            journal.append({("content", 0, number): [{"responses": torch.arange(5)}]})
-        journal.close()
+            kept_already = {("content", 0, number): [{"responses": torch.arange(5)}]}
+            append_sessions(path, IDENTITY, kept_already)
         appended: list[int] = []
 
         def act(path: Path = path, appended: list[int] = appended) -> None:
-            journal = SessionJournal(path, IDENTITY)
-            assert set(sessions(journal)) <= {0, 1}
+            assert set(sessions(path)) <= {0, 1}
             for number in (7, 8):
                 with contextlib.suppress(OSError):
-                    journal.append({("content", 0, number): "x"})
+                    append_sessions(path, IDENTITY, {("content", 0, number): "x"})
                     appended.append(number)
-            journal.close()
 
         got = yield act
         assert got.error is None or isinstance(got.error, OSError)
-        kept = sessions(SessionJournal(path, IDENTITY))
+        kept = sessions(path)
         assert kept[:2] == [0, 1]
         assert set(kept) >= set(appended)
 

@@ -13,7 +13,7 @@ import pytest
 
 from rlskip._human import size
 from rlskip.config.steps import Steps, compact
-from rlskip.dispatch.journal import SessionJournal
+from rlskip.dispatch.journal import append_sessions, read_sessions
 from rlskip.runs import on_disk
 from rlskip.runs.find import find_target
 from rlskip.runs.opened import Run, Step
@@ -163,17 +163,17 @@ def test_a_dump_that_cannot_be_removed_is_reported(
 
 def test_a_journal_is_listed_and_goes_by_age(rlskip: Any, tmp_path: Path) -> None:
     run = tmp_path / "killed_tiny" / "GBS4_N2_in6_out8"
-    journal = SessionJournal(run / "3.journal", Identity.of({"n": 2}))
-    journal.append({("prompt", 0, 0): [{"responses": [1, 2]}]})
+    sessions = {("prompt", 0, 0): [{"responses": [1, 2]}]}
+    append_sessions(run / "3.journal", Identity.of({"n": 2}), sessions)
     (line,) = rlskip("ls", tmp_path, "--json").json
     assert (line["journals"], line["quarantined"]) == (1, 0)
     assert "journals: 3.journal" in rlskip("ls", tmp_path, "--steps").out
     assert rlskip("prune", tmp_path, "--older-than", "1h", "--json").json == []
     os.utime(run / "3.journal", (0, 0))
-    (said,) = rlskip("prune", tmp_path, "--older-than", "1h", "--yes", "--json").json
+    with dump.appending(run, 3):
+        (said,) = rlskip("prune", tmp_path, "--older-than", "1h", "--yes", "--json").json
     kept = ("3.journal", False, "a process appends to it")
     assert (said["name"], said["removed"], said["kept"]) == kept
-    journal.close()
     rlskip("prune", tmp_path, "--older-than", "1h", "--yes")
     assert not list(run.glob("*.journal"))
 
@@ -183,23 +183,20 @@ def test_a_journal_that_prune_has_looked_at_is_begun_again(
 ) -> None:
     run = tmp_path / "killed_tiny" / "GBS4_N2_in6_out8"
     path, identity = run / "3.journal", Identity.of({"n": 2})
-    old, journal = (SessionJournal(path, identity) for _ in range(2))
-    old.append({("prompt", 0, 0): [{"responses": [1]}]})
-    old.close()
+    append_sessions(path, identity, {("prompt", 0, 0): [{"responses": [1]}]})
     os.utime(path, (0, 0))
     look = dump.in_use
 
     def looked(root: Path) -> dict[int, str]:
         found = look(root)
-        journal.append({("prompt", 0, 1): [{"responses": [2]}]})
+        append_sessions(path, identity, {("prompt", 0, 1): [{"responses": [2]}]})
         return found
 
     monkeypatch.setattr(dump, "in_use", looked)
     (said,) = rlskip("prune", tmp_path, "--older-than", "1h", "--yes", "--json").json
     assert said["removed"] is True
-    journal.append({("prompt", 0, 2): [{"responses": [3]}]})
-    journal.close()
-    assert [*SessionJournal(path, identity).entries] == [("prompt", 0, 2)]
+    append_sessions(path, identity, {("prompt", 0, 2): [{"responses": [3]}]})
+    assert [*read_sessions(path, identity)] == [("prompt", 0, 2)]
 
 
 # -- ls and verify report runs, steps and dumps, and change nothing -------------------------------
