@@ -136,30 +136,26 @@ class SampleCall:
         refills = policy == "refill" and not self.partition.validates
         handled = "refilled" if refills else "dropped"
         found = {"stale": stale, handled: incomplete, "rejected": rejected}
-        ends = self._is_endless(found, len(passed))
-        return {cause: groups for cause, groups in found.items() if groups and not ends}
-
-    def replaced(self, found: Eviction) -> list[Any]:
-        """The groups that refills replace."""
-        causes = ("refilled", "rejected", "stale") if self._refills else ()
-        return [group for cause in causes for group in found.get(cause, ())]
-
-    def _is_endless(self, found: Eviction, passed: int) -> bool:
-        """Bound the refills: raise, or leave what is `found` to another call if enough `passed`."""
         there, replaced = len(self.groups(*State)), self.replaced(found)
         wanted, submitted = self.batch_size or there, len(self.replaced(self._gone))
         most = self.config.max_refills * max(wanted, there)
-        ends = bool(replaced) and submitted + len(replaced) > most
-        if ends and passed < wanted:
-            self._gone["rejected"] += found["rejected"]
+        if not replaced or submitted + len(replaced) <= most:
+            return {cause: groups for cause, groups in found.items() if groups}
+        if len(passed) < wanted:
+            self._gone["rejected"] += rejected
             raise self._error(
-                f"{passed} of {wanted} groups can be sampled, and {submitted} more prompts "
+                f"{len(passed)} of {wanted} groups can be sampled, and {submitted} more prompts "
                 f"were submitted, of the {most} allowed{self._rejections()}",
                 replaced,
                 "find out why they fail, or are too easy or too hard; or raise replay.max_refills: "
                 "so many refills are allowed for each prompt",
             )
-        return ends
+        return {}  # they are left to another call
+
+    def replaced(self, found: Eviction) -> list[Any]:
+        """The groups that refills replace."""
+        causes = ("refilled", "rejected", "stale") if self._refills else ()
+        return [group for cause in causes for group in found.get(cause, ())]
 
     def evicted(self, found: Eviction) -> None:
         """Log and count what was evicted."""
