@@ -23,7 +23,7 @@ from rlskip.dispatch.sessions import BatchError, Session, as_failure, session_se
 from rlskip.jobs.served import Needs
 from rlskip.keys import DO_SAMPLE, ROLLOUT_N, TRAIN, VAL, trajectory_key
 from rlskip.queue.protocol import one_batch
-from rlskip.queue.readiness import Partition, PromptOutcome, State
+from rlskip.queue.readiness import Partition, PromptOutcome
 
 GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": -1}  # for prompts with a false ``__do_sample__``
 
@@ -74,12 +74,6 @@ class Group:
         """How errors and messages name it."""
         succeeded, failed = tuple(sorted(self.rows)), tuple(sorted(self.failed.items()))
         return PromptOutcome(self.uid, self.step, None, self.n, succeeded, failed)
-
-    def state(self, viable: int | None) -> State:
-        """The state for who samples; `viable` is that of :meth:`PromptOutcome.accepted`."""
-        if self.running:
-            return State.RUNNING
-        return State.COMPLETE if self.outcome().accepted(viable) else State.INCOMPLETE
 
 
 @attrs.define(eq=False, kw_only=True)

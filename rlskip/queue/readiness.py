@@ -153,8 +153,9 @@ class PromptGroup:
             places = [place for rows in self._tally()[0].values() for place in rows]
         return [self.entries[place] for place in places]
 
-    def state(self, viable: int | None) -> State | None:
-        """The state that the tags show; `viable` is that of :meth:`PromptOutcome.accepted`.
+    @property
+    def running(self) -> bool | None:
+        """Whether it has not finished, by its tags.
 
         None of one that was sampled, and of rows, markers or a bare tag without a prompt.
         """
@@ -162,14 +163,10 @@ class PromptGroup:
         if self.sampled or self.step is None:
             return None
         if keys.N not in root:
-            finished = root.get(keys.STATUS) in (keys.FINISHED, keys.FAILURE)
-        else:
-            markers = (tag for place, (_, tag) in self.entries.items() if len(place) == 1)
-            ended = sum(tag.get(keys.STATUS) in (keys.SUCCESS, keys.FAILURE) for tag in markers)
-            finished = ended >= (_positive(root[keys.N]) or math.inf)
-        if not finished:
-            return State.RUNNING
-        return State.COMPLETE if self.outcome().accepted(viable) else State.INCOMPLETE
+            return root.get(keys.STATUS) not in (keys.FINISHED, keys.FAILURE)
+        markers = (tag for place, (_, tag) in self.entries.items() if len(place) == 1)
+        ended = sum(tag.get(keys.STATUS) in (keys.SUCCESS, keys.FAILURE) for tag in markers)
+        return ended < (_positive(root[keys.N]) or math.inf)
 
     def outcome(self) -> PromptOutcome:
         """The outcome so far."""
@@ -214,8 +211,8 @@ def _positive(value: Any) -> int | None:
 class Partition:
     """Groups by uid and state, of a queue or of a dispatcher, as a call samples them.
 
-    A group is a :class:`PromptGroup`, or a dispatcher's: it has a `uid`, a `step`, a
-    ``state(viable)`` and an ``outcome()``.
+    A group is a :class:`PromptGroup`, or a dispatcher's: it has a `uid`, a `step`, an
+    ``outcome()``, and is ``running`` or not.
     """
 
     def __init__(self, name: str, config: ReplayConfig) -> None:
@@ -227,7 +224,11 @@ class Partition:
 
     def file(self, group: Any) -> None:
         """Add a group, or note that it has changed."""
-        self._groups[group.uid] = group.state(self._viable), group
+        state = State.RUNNING if (running := group.running) else None
+        if running is False:
+            accepted = group.outcome().accepted(self._viable)
+            state = State.COMPLETE if accepted else State.INCOMPLETE
+        self._groups[group.uid] = state, group
 
     def remove(self, uids: Iterable[str]) -> None:
         """Forget these groups."""
