@@ -113,7 +113,6 @@ class BatchHandle(Future[BatchReport]):
         super().__init__()
         self.step = step
         self.partition = VAL if validate else TRAIN
-        self.validate = validate
         self.report = BatchReport(step, self.partition)
         # Where calls find its groups: those that any call takes, or those of one call. None: rows
         # and markers go to the dispatcher's queue.

@@ -133,9 +133,9 @@ class RolloutDispatcher:
                 "sessions again); refill is for ReplayBuffer(queue, refill=...)",
             )
         batch = None if prompts is None else self._read(prompts, step, validate)
-        if batch is not None:
-            step, validate = batch.step, batch.validate
         partition = VAL if validate else TRAIN
+        if batch is not None:
+            step, partition = batch.step, batch.partition
         own = batch if batch_size is None else None
         ahead = self._groups.ahead[partition]
         within = ahead if own is None else Partition(partition, self._replay)

@@ -29,6 +29,7 @@ from rlskip.dispatch.sessions import (
     text_of,
 )
 from rlskip.dispatch.sink import Journals, Sink
+from rlskip.keys import TRAIN
 from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError, TrajectoryQueue
 from rlskip.queue.readiness import Partition, State
 from rlskip.queue.sampling import SampleCall
@@ -65,9 +66,8 @@ class Groups:
         self._scheduler = Scheduler(pool.workers, policy, min(filter(None, caps), default=None))
         # By content of a prompt, the lengths of its sessions in this process.
         self._lengths = defaultdict[str, list[float]](lambda: [0, 0.0])
-        # Attempts as they started, the order in which they pass their deadlines: one timer watches
-        # the first, because one an attempt costs as much as all else that starts it.
-        self._running: dict[Job, None] = {}
+        # Attempts pass their deadlines in the order in which they started: one timer watches the
+        # first, because one an attempt costs as much as all else that starts it.
         self._watches = False
         self._journals = journals
         self._sink = Sink(queue, journals, self._settle)
@@ -133,7 +133,7 @@ class Groups:
             for prompt in batch.prompts if self._scheduler.uses_lengths else ():
                 with contextlib.suppress(UnsupportedTypeError):  # it cannot be compared
                     prompt.lengths = self._lengths[fingerprint(prompt.fields)]
-            if self._journals is not None and not batch.validate:
+            if self._journals is not None and batch.partition == TRAIN:
                 self._journals.name(batch)
         except BaseException as error:
             self.release(batch)
@@ -213,7 +213,7 @@ class Groups:
         """
         self._scheduler.change(worker, error is None)
         if error is not None:
-            for job in [job for job in self._running if job.worker == worker]:
+            for job in [job for job in self._scheduler.running if job.worker == worker]:
                 self._fail(job, error)
         self._pump()
 
@@ -222,7 +222,6 @@ class Groups:
         prompt.batch.report.attempts += 1
         job.session = prompt.session(job, self._config.seed or 0)
         job.started = self._loop.time()
-        self._running[job] = None
         if not self._watches:
             self._watch()
 
@@ -230,8 +229,8 @@ class Groups:
         """Fail the attempts that have passed their deadline; look again at that of the next."""
         self._watches = False
         seconds = self._config.session_timeout_s
-        while seconds is not None and self._running and not self._watches:
-            job = next(iter(self._running))  # it has run longest
+        while seconds is not None and self._scheduler.running and not self._watches:
+            job = next(iter(self._scheduler.running))  # it has run longest
             if job.started + seconds <= self._loop.time():
                 what = f"passed its deadline of {seconds:g} s (dispatch.session_timeout_s)"
                 self._fail(job, InfrastructureFailure(what))
@@ -251,9 +250,8 @@ class Groups:
     def returned(self, job: Job, rows: Rows | None, error: BaseException | None) -> None:
         """An attempt has ended; another one follows, or its session ends."""
         batch = job.group.batch
-        if job not in self._running:  # it was given up
+        if job not in self._scheduler.running:  # it was given up
             return
-        del self._running[job]
         self._pump()
         job.rows = rows
         if error is None and rows is None and batch.within is not None:
@@ -283,8 +281,6 @@ class Groups:
     def _end(self, job: Job) -> None:
         """A session has its outcome: write it, where it is written, and settle it."""
         prompt: Prompt = job.group
-        if job.session_id not in prompt.open:  # its batch was given up, and it has its outcome
-            return
         prompt.open.remove(job.session_id)
         if not prompt.open:
             self._pool.forget(prompt)
@@ -337,8 +333,7 @@ class Groups:
         batch.stopped = batch.stopped or cause
         if batch.begun.is_set():
             self._scheduler.cancel({*batch.prompts})
-            for job in [job for job in self._running if job.group.batch is batch]:
-                del self._running[job]
+            for job in [job for job in self._scheduler.running if job.group.batch is batch]:
                 self._give_up(job)
                 self._scheduler.done(job)
             for prompt in batch.prompts:

@@ -151,7 +151,7 @@ class Job:
 class Scheduler:
     """Assigns sessions to workers ``0 .. workers-1``, at most `per_worker` at once to each.
 
-    It holds the sessions that wait, counts those that run, and forgets those that have ended.
+    It holds the sessions that wait and those that run, and forgets those that have ended.
     `policy` decides where each session goes, and when. Nothing starts on a worker that is not
     among those that are `there`.
     """
@@ -159,6 +159,7 @@ class Scheduler:
     def __init__(self, workers: int, policy: Policy, per_worker: int | None = None) -> None:
         self.workers = workers
         self.there = {*range(workers)}
+        self.running: dict[Job, None] = {}  # in the order in which they started
         self.uses_lengths = policy not in BLIND
         self._policy = policy
         self._per_worker = per_worker or math.inf
@@ -205,12 +206,14 @@ class Scheduler:
 
     def _assign(self, job: Job, worker: int) -> Job:
         job.worker = worker
+        self.running[job] = None
         self._load[worker] += 1
         job.group.started += 1
         return job
 
     def done(self, job: Job, length: float | None = None) -> None:
         """`job` has finished; `length` is what it produced, None when it failed."""
+        del self.running[job]
         self._load[job.worker] -= 1
         if length is not None:
             job.group.lengths[0] += 1
