@@ -132,6 +132,7 @@ class ReplayBuffer:
 
     def evict(self, uids: Iterable[str], partition: str) -> None:
         """Delete prompts in any state from the queue: roots, rows and markers."""
+        uids = [uids] if isinstance(uids, str) else uids
         with self._lock:
             self._sync()
             known = self._partition(partition)

@@ -170,7 +170,7 @@ class BufferAgainstModel(RuleBasedStateMachine):
         if uid not in self.sampled:
             with mock.patch.object(self.queue, "delete", None), pytest.raises(TypeError):
                 self.buffer.evict([uid], self.partition)
-            self.buffer.evict([uid], self.partition)
+            self.buffer.evict(uid, self.partition)
             self.forget(uid)
 
     # -- the model: reads all tags each time -----------------------------------------------------
