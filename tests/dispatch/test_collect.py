@@ -221,11 +221,3 @@ def test_a_forked_child_has_no_dispatcher(make, make_prompts):
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert len(dispatcher.collect(make_prompts(1), step=2)[0]) == 2
-
-
-def test_a_worker_that_writes_its_rows_itself_needs_a_queue(make, make_prompts):
-    async def worker(prompt, sampling, session):
-        return None
-
-    with pytest.raises(IncompleteRolloutError, match="the worker returned no rows"):
-        make(worker).collect(make_prompts(1), step=1)

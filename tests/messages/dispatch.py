@@ -48,6 +48,7 @@ CASES = [
     ("a uid whose group was not taken", collect_again),
     ("the step '3'", lambda _: submit([{"uid": "a"}], step="3")),
     ("a refill for collect", lambda _: collect(replay={"on_incomplete": "refill"})),
+    ("a worker that returns no rows", lambda _: collect(worker=lambda *_: None)),
     ("rows of unequal fields", lambda _: collect(worker=of_unequal_fields)),
     ("a batch without uids", lambda _: submit([{"x": "a"}], step=1)),
     ("a uid that is None", lambda _: submit([{"uid": None}], step=1)),

@@ -1,7 +1,7 @@
 """Of the replay buffer: groups that do not arrive, or arrive incomplete."""
 
 from rlskip.keys import prompt_tag, row_tag, session_tag
-from rlskip.queue import MemoryQueue, ReplayBuffer
+from rlskip.queue import GroupFilter, KVBatchMeta, MemoryQueue, ReplayBuffer
 
 
 def sample(errors):
@@ -24,7 +24,14 @@ def sample_from_earlier(_):
     earlier.sample(1, "train")
 
 
+def buffer(replay=None, **more):
+    return ReplayBuffer(MemoryQueue(), {"replay": replay}, **more)
+
+
 CASES = [
+    ("a batch that was not sampled", lambda _: buffer().clear(KVBatchMeta(["a"], [{}], "train"))),
+    ("refills without a callback", lambda _: buffer({"on_incomplete": "refill"})),
+    ("a filter without a callback", lambda _: buffer(group_filter=GroupFilter(lambda *_: []))),
     ("a second buffer of a queue", sample_from_earlier),
     ("a group that does not arrive", lambda _: sample([None])),
     ("a step of which nothing was submitted", sample_nothing),

@@ -1,11 +1,12 @@
 """What becomes of groups that are incomplete, by policy, stale, or without variance."""
 
+import functools
 import math
 
 import pytest
 import torch
 
-from rlskip.errors import ConfigError, RlskipError
+from rlskip.errors import RlskipError
 from rlskip.keys import prompt_tag, split_trajectory
 from rlskip.queue import (
     GroupFilter,
@@ -78,66 +79,77 @@ def test_a_prompt_put_again_with_equal_tags_is_seen_by_a_watch_that_polls():
         buffer.clear(batch)
 
 
+SAME, MIXED = (1.0, 1.0), (0.0, 1.0)
+
+
+class Trainer:
+    """Refills prompts, filters by score, and is told of evictions; one of these may fail once."""
+
+    def __init__(self, rollouts, make_buffer, fails=("nothing", None), **replay):
+        self.rollouts, self.fails = rollouts, dict([fails])
+        self.ends = [{"scores": MIXED}]  # of prompts that it submits; the last is that of all more
+        self.asked, self.read, self.told = [], [], []
+        more = {"group_filter": GroupFilter(self.scores), "on_evict": self.on_evict}
+        self.buffer = make_buffer(self.refill, more, **replay)
+
+    def refill(self, partition, prompts):
+        if "refill" in self.fails:
+            return self.fails.pop("refill")(self.rollouts)
+        self.asked += prompts
+        uids = [f"new-{len(self.asked)}-{i}" for i in range(len(prompts))]
+        for uid in uids:
+            its = self.ends.pop(0) if len(self.ends) > 1 else self.ends[0]
+            self.rollouts.counted(uid, **its)
+        return uids
+
+    def scores(self, keys, partition):
+        self.fails.pop("metric", int)()
+        self.read += keys
+        return [
+            row["score"] for row in to_rows(self.rollouts.queue.get(keys, partition, ["score"]))
+        ]
+
+    def on_evict(self, batch):
+        self.fails.pop("on_evict", int)()
+        self.told += batch.extra_info["rollout_root_keys"]
+
+
+@pytest.fixture
+def make_trainer(rollouts, make_buffer):
+    return functools.partial(Trainer, rollouts, make_buffer)
+
+
+@pytest.fixture
+def trainer(make_trainer):
+    return make_trainer()
+
+
 NO_USE = {
     "fails": ({"error": "boom"}, "new-4-1: expected 2, got 0"),
-    "is rejected": ({}, "the filter 'scores' rejected 6 groups"),
+    "is rejected": ({"scores": SAME}, "the filter 'scores' rejected 6 groups"),
 }
 
 
 @pytest.mark.parametrize("size", [None, 2])
 @pytest.mark.parametrize("what", NO_USE)
 def test_refills_of_no_use_end_at_the_bound_and_not_at_the_timeout(
-    make_buffer, rollouts, queue, what, size
+    make_trainer, rollouts, what, size
 ):
     written, said = NO_USE[what]
-    asked = []
-
-    def refill(partition, prompts):
-        asked.extend(prompts)
-        uids = [f"new-{len(asked)}-{i}" for i in range(len(prompts))]
-        for uid in uids:
-            rollouts.counted(uid, **written)
-        return uids
-
-    def scores(keys, partition):
-        return [row["score"] for row in to_rows(queue.get(keys, partition))]
-
-    filters = {"group_filter": GroupFilter(scores)}
-    buffer = make_buffer(refill, filters, on_incomplete="refill", max_refills=2)
+    trainer = make_trainer(on_incomplete="refill", max_refills=2)
+    trainer.ends = [written] * 4
     for uid in ("a", "b"):
         rollouts.counted(uid, **written)
     with pytest.raises(IncompleteRolloutError, match=said) as error:
-        buffer.sample(1, "train", size)
+        trainer.buffer.sample(1, "train", size)
     assert not isinstance(error.value, ReplayTimeoutError)
     assert "0 of 2 groups can be sampled, and 4 more prompts" in error.value.what
     assert "replay.max_refills" in error.value.remedy
-    assert (len(asked), len(error.value.prompts)) == (4, 2)
+    assert (len(trainer.asked), len(error.value.prompts)) == (4, 2)
     # What could not be replaced is replaced by the next call.
-    written = {"scores": (0.0, 1.0)}
-    batch, _ = buffer.sample(1, "train", size)
+    trainer.ends = [{"scores": MIXED}]
+    batch, _ = trainer.buffer.sample(1, "train", size)
     assert batch.extra_info["rollout_root_keys"] == ["new-6-0", "new-6-1"]
-
-
-class Trainer:
-    """Refills prompts, filters, and is told of evictions; one of these fails once."""
-
-    def __init__(self, rollouts, fails):
-        self.rollouts, self.fails, self.told = rollouts, dict([fails]), []
-
-    def refill(self, partition, prompts):
-        if "refill" in self.fails:
-            return self.fails.pop("refill")(self.rollouts)
-        uids = [f"new-{prompt.uid}" for prompt in prompts]
-        for uid in uids:
-            self.rollouts.counted(uid, step=5)
-        return uids
-
-    def metric(self, keys, partition):
-        return self.fails.pop("metric", lambda: range(len(keys)))()
-
-    def on_evict(self, batch):
-        self.fails.pop("on_evict", int)()
-        self.told += batch.extra_info["rollout_root_keys"]
 
 
 def end_of_data(*_):
@@ -163,61 +175,47 @@ EVICTED = {
     "incomplete": ({"on_incomplete": "refill"}, lambda r, u: r.counted(u, step=5, error="boom")),
     "stale": (
         {"max_off_policy_threshold": 1, "max_off_policy_strategy": "drop"},
-        lambda r, u: r.counted(u, step=1),
+        lambda r, u: r.counted(u, step=1, scores=MIXED),
     ),
 }
 
 
 @pytest.mark.parametrize("how", FAILS)
 @pytest.mark.parametrize("kind", EVICTED)
-def test_what_raises_leaves_the_step_as_it_was(make_buffer, queue, rollouts, kind, how):
+def test_what_raises_leaves_the_step_as_it_was(make_trainer, queue, rollouts, kind, how):
     replay, write = EVICTED[kind]
-    trainer = Trainer(rollouts, FAILS[how])
-    told = {"on_evict": trainer.on_evict, "group_filter": GroupFilter(trainer.metric)}
-    buffer = make_buffer(trainer.refill, told, **replay)
-    rollouts.counted("fine", step=5)
+    trainer = make_trainer(FAILS[how], **replay)
+    trainer.ends = [{"step": 5, "scores": MIXED}]
+    rollouts.counted("fine", step=5, scores=MIXED)
     for uid in ("a", "b"):
         write(rollouts, uid)
     queue.put(["a_0_0"], "train", [{"only here": 1}])  # its rows hold different fields
     before = queue.list("train")
     rows = {key: to_rows(queue.get([key], "train")) for key in before if split_trajectory(key)}
     with pytest.raises((RlskipError, StopIteration)):
-        buffer.sample(5, "train", 3)
+        trainer.buffer.sample(5, "train", 3)
     assert queue.list("train") == before
     assert rows == {key: to_rows(queue.get([key], "train")) for key in rows}
 
-    batch, metrics = buffer.sample(5, "train", 3)
-    assert {*batch.extra_info["rollout_root_keys"]} == {"fine", "new-a", "new-b"}
+    batch, metrics = trainer.buffer.sample(5, "train", 3)
+    assert {*batch.extra_info["rollout_root_keys"]} == {"fine", "new-2-0", "new-2-1"}
     assert sorted(trainer.told) == ["a", "b"], "each is told once"
     assert sum(value for name, value in metrics.items() if name.endswith("evicted_samples")) == 2
     assert metrics["training/rollout_failure/refilled_samples"] == 2 * (kind == "incomplete")
 
 
-@pytest.mark.parametrize(
-    ("on_incomplete", "group_filter", "where"),
-    [
-        ("refill", None, "replay.on_incomplete"),
-        ("raise", GroupFilter(lambda keys, partition: [0.0] * len(keys)), "group_filter"),
-    ],
-)
-def test_what_refills_needs_a_callback(make_buffer, on_incomplete, group_filter, where):
-    with pytest.raises(ConfigError) as error:
-        make_buffer(None, {"group_filter": group_filter}, on_incomplete=on_incomplete)
-    assert error.value.where == where
-
-
 # -- age ---------------------------------------------------------------------------------------
 
 
-def test_stale_groups_are_dropped_counted_and_replaced(make_buffer, rollouts, queue):
-    trainer = Trainer(rollouts, ("none", None))
+def test_stale_groups_are_dropped_counted_and_replaced(make_trainer, rollouts, queue):
     stale = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop"}
-    buffer = make_buffer(trainer.refill, {"on_evict": trainer.on_evict}, **stale)
+    trainer = make_trainer(**stale)
+    trainer.ends = [{"step": 5, "scores": MIXED}]
     for step in (3, 4, 5):
-        rollouts.counted(f"u{step}", step=step)
+        rollouts.counted(f"u{step}", step=step, scores=MIXED)
     rollouts.counted("stale and incomplete", step=1, error="boom")
-    assert buffer.get_sampleable_count(5, "train") == 2
-    batch, metrics = buffer.sample(5, "train", 3)
+    assert trainer.buffer.get_sampleable_count(5, "train") == 2
+    batch, metrics = trainer.buffer.sample(5, "train", 3)
     assert batch.extra_info["rollout_root_keys"][:2] == ["u4", "u5"]
     prefix = "training/off_policy/evicted_samples"
     names = [prefix, *(f"{prefix}_staleness/{name}" for name in ("mean", "max", "min"))]
@@ -252,72 +250,44 @@ def test_age_does_not_matter_to_validation_or_to_none(make_buffer, queue):
 
 # -- groups without variance in a metric are rejected, counted and replaced ---------------------
 
-SAME, MIXED = (1.0, 1.0), (0.0, 1.0)
+
+def test_a_group_of_equal_scores_is_replaced(trainer, rollouts, queue):
+    rollouts.counted("a", scores=SAME)
+    rollouts.counted("b", scores=MIXED)
+    trainer.ends = [{"scores": (0.0, 0.0)}, {"scores": MIXED}]
+    assert trainer.buffer.get_sampleable_count(1, "train") == 1
+    assert "a" in queue.list("train"), "counting evicts nothing"
+    batch, metrics = trainer.buffer.sample(1, "train", 2)
+    assert {key.split("_")[0] for key in batch.keys} == {"b", "new-2-0"}
+    assert metrics["training/filter_groups/evicted_samples"] == len(trainer.asked) == 2
+    assert "a" not in queue.list("train")
+    assert len(trainer.read) == len({*trainer.read}) == 8, "each row is read once"
+    for uid, scores in (("c", SAME), ("d", MIXED)):
+        rollouts.counted(uid, scores=scores)
+    trainer.ends = [{"scores": SAME}]  # without end, at once: without them d is enough
+    assert trainer.buffer.sample(1, "train", 1)[0].keys == ["d_0_0", "d_1_0"]
 
 
-class Prompts:
-    """A buffer with a filter by score, which refills prompts with MIXED unless told otherwise."""
-
-    def __init__(self, rollouts, make_buffer):
-        self.rollouts, self.queue = rollouts, rollouts.queue
-        self.scores, self.asked, self.read = [], [], []
-        self.buffer = make_buffer(self.refill, {"group_filter": GroupFilter(self.metric)})
-        self.finish = lambda uid, scores: rollouts.counted(uid, scores=scores)
-
-    def metric(self, keys, partition):
-        self.read += keys
-        return [row["score"] for row in to_rows(self.queue.get(list(keys), partition))]
-
-    def refill(self, partition, evicted):
-        self.asked.append(len(evicted))
-        uids = [f"refill-{sum(self.asked)}-{i}" for i in range(len(evicted))]
-        for uid in uids:
-            self.finish(uid, self.scores.pop(0) if self.scores else MIXED)
-        return uids
-
-
-@pytest.fixture
-def prompts(rollouts, make_buffer):
-    return Prompts(rollouts, make_buffer)
-
-
-def test_a_group_of_equal_scores_is_replaced(prompts):
-    prompts.finish("a", SAME)
-    prompts.finish("b", MIXED)
-    prompts.scores = [(0.0, 0.0), MIXED]
-    assert prompts.buffer.get_sampleable_count(1, "train") == 1
-    assert "a" in prompts.queue.list("train"), "counting evicts nothing"
-    batch, metrics = prompts.buffer.sample(1, "train", 2)
-    assert {key.split("_")[0] for key in batch.keys} == {"b", "refill-2-0"}
-    assert prompts.asked == [1, 1]
-    assert metrics["training/filter_groups/evicted_samples"] == 2
-    assert "a" not in prompts.queue.list("train")
-    assert len(prompts.read) == len({*prompts.read}) == 8, "each row is read once"
-    [prompts.finish(*one) for one in (("c", SAME), ("d", MIXED))]
-    prompts.scores = [SAME] * 10**6  # without end, at once: without them d is enough
-    assert prompts.buffer.sample(1, "train", 1)[0].keys == ["d_0_0", "d_1_0"]
-
-
-def test_validation_is_not_filtered(prompts, queue):
+def test_validation_is_not_filtered(trainer, queue):
     Rollouts(queue, "val").counted("a", scores=SAME)
-    batch, metrics = prompts.buffer.sample(1, "val", 1)
+    batch, metrics = trainer.buffer.sample(1, "val", 1)
     assert batch.keys == ["a_0_0", "a_1_0"]
-    assert (prompts.read, any(metrics.values())) == ([], False)
+    assert (trainer.read, any(metrics.values())) == ([], False)
 
 
-def test_a_timeout_says_what_was_rejected(prompts):
-    prompts.finish("a", SAME)
-    prompts.rollouts.tag("runs", prompt_tag(1, 2))
-    with pytest.raises(ReplayTimeoutError, match="'metric' rejected 1 groups"):
-        prompts.buffer.sample(1, "train")
+def test_a_timeout_says_what_was_rejected(trainer, rollouts):
+    rollouts.counted("a", scores=SAME)
+    rollouts.tag("runs", prompt_tag(1, 2))
+    with pytest.raises(ReplayTimeoutError, match="'scores' rejected 1 groups"):
+        trainer.buffer.sample(1, "train")
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
 @pytest.mark.parametrize("scores", [2, 1])
-def test_a_metric_that_is_no_number_is_rejected_by_name(prompts, odd, scores, caplog):
-    prompts.rollouts.counted("a", n=scores, scores=(odd, 1.0)[:scores])
-    prompts.finish("b", MIXED)
-    batch, metrics = prompts.buffer.sample(1, "train", 2)
+def test_a_metric_that_is_no_number_is_rejected_by_name(trainer, rollouts, odd, scores, caplog):
+    rollouts.counted("a", n=scores, scores=(odd, 1.0)[:scores])
+    rollouts.counted("b", scores=MIXED)
+    batch, metrics = trainer.buffer.sample(1, "train", 2)
     assert not [key for key in batch.keys if key.startswith("a_")]
     assert metrics["training/filter_groups/evicted_samples"] == 1
     assert "prompt a is rejected" in caplog.text
@@ -326,9 +296,9 @@ def test_a_metric_that_is_no_number_is_rejected_by_name(prompts, odd, scores, ca
 @pytest.mark.parametrize(
     "values", [[1.0], [1.0] * 3, None, [[1.0, 2.0]] * 2, torch.ones(2, 2), [10**400] * 2]
 )
-def test_a_metric_returns_one_number_a_row(prompts, make_buffer, values):
-    prompts.finish("a", SAME)
-    buffer = make_buffer(prompts.refill, {"group_filter": GroupFilter(lambda *_: values)})
+def test_a_metric_returns_one_number_a_row(rollouts, make_buffer, values):
+    rollouts.counted("a")
+    buffer = make_buffer(lambda *_: [], {"group_filter": GroupFilter(lambda *_: values)})
     with pytest.raises(RlskipError, match="for 2 rows") as error:
         buffer.sample(1, "train")
     assert error.value.where == "group_filter"
