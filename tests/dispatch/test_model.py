@@ -143,6 +143,22 @@ def make_worker(plan: Plan) -> type:
     return Blocking if plan.blocking else Async
 
 
+def check_ended(dispatcher: RolloutDispatcher, queue: LoggedQueue, n: int) -> None:
+    """Nothing is left, and of each prompt its root was put, then rows, then a session's marker."""
+    state = dispatcher._groups
+    assert not state.batches
+    assert not any(state._scheduler._load.values())
+    assert not any(ahead._groups for ahead in state.ahead.values())
+    assert queue.list("train") == {}
+    for uid, keys in queue.by_prompt().items():
+        assert keys[0] == uid, "its root is put first"
+        marked = [key for key in keys if split_session(key)]
+        assert len(marked) == len(set(marked)) == n, "each session has one marker"
+        for session in range(n):
+            mine = [k for k in keys if (split_trajectory(k) or ("", -1))[1] == session]
+            assert all(keys.index(k) < keys.index(f"{uid}_sess{session}") for k in mine)
+
+
 @settings(max_examples=100)
 @given(
     plan=st.builds(
@@ -239,18 +255,7 @@ def test_each_caller_gets_its_own_rows(plan, n, policy, cap):
         for call in done:
             call.result(120)
     dispatcher.close()
-    state = dispatcher._groups
-    assert not state.batches
-    assert not any(state._scheduler._load.values())
-    assert not any(ahead._groups for ahead in state.ahead.values())
-    assert queue.list("train") == {}
-    for uid, keys in queue.by_prompt().items():
-        assert keys[0] == uid, "its root is put first"
-        marked = [key for key in keys if split_session(key)]
-        assert len(marked) == len(set(marked)) == n, "each session has one marker"
-        for session in range(n):
-            mine = [k for k in keys if (split_trajectory(k) or ("", -1))[1] == session]
-            assert all(keys.index(k) < keys.index(f"{uid}_sess{session}") for k in mine)
+    check_ended(dispatcher, queue, n)
 
 
 @pytest.mark.long
@@ -275,12 +280,5 @@ def test_a_hundred_thousand_faulty_sessions_all_end(blocking, caplog):
             report = dispatcher.submit([{"uid": uid} for uid in uids], step=number).result(600)
             assert report.succeeded + len(report.failed) == report.sessions == prompts * n
             assert 0 < len(report.failed) < report.sessions
-            puts = queue.by_prompt()
-            for uid in uids:
-                marked = [key for key in puts[uid] if split_session(key)]
-                assert len(marked) == len(set(marked)) == n
             buffer.evict(uids, "train")
-            assert queue.list("train") == {}
-        state = dispatcher._groups
-        assert not state.batches
-        assert not any(state._scheduler._load.values())
+            check_ended(dispatcher, queue, n)

@@ -201,13 +201,16 @@ def test_what_is_given_up_is_cancelled_where_it_runs(
     assert (batch.cancel(), batch.result(10).sessions) == (False, 4)
 
 
-def test_a_worker_is_replaced_as_often_as_restarts_allow(make):
+@pytest.mark.parametrize(
+    ("room", "more"), [(9, {"restarts": 1, "max_retries": 5}), (1, {"start_s": 1.0})]
+)
+def test_a_worker_is_lost_after_its_restarts_or_if_none_is_placed_in_time(make, room, more):
     class Dies:
         async def __call__(self, prompt, sampling, session):
             ray.actors[-1].die()
             await asyncio.sleep(60)
 
-    ray, dispatcher = make(9, workers=1, worker=Dies, restarts=1, max_retries=5)
+    ray, dispatcher = make(room, workers=1, worker=Dies, **more)
     report = dispatcher.submit([{"uid": "u"}], step=1).result(60)
     assert len(ray.actors) == 2
     assert {*report.failed.values()} == {"no worker is left"}
@@ -229,13 +232,6 @@ def test_a_successor_gets_the_broadcasts_that_it_missed(make, make_prompts, dies
     assert batch.result(60).failed == {}
     rows, _ = dispatcher.collect(step=1)
     assert rows["responses"].values().tolist() == [42] * 4
-
-
-def test_a_successor_that_is_not_placed_in_time_is_given_up(make, make_prompts):
-    ray, dispatcher = make(workers=1, room=1, start_s=1.0)
-    batch = dispatcher.submit(make_prompts(1), step=1)
-    kill_first(ray)
-    assert set(batch.result(60).failed.values()) == {"no worker is left"}
 
 
 @pytest.mark.parametrize("is_up", [True, False])

@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from benchmarks.dispatch import SLOTS, WORKERS, draw, makespan
 from rlskip.dispatch import POLICIES, Placement
 from rlskip.dispatch.scheduler import (
-    Job,
     Scheduler,
     SessionGroup,
     find_policy,
@@ -35,7 +34,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.scheduler = Scheduler(workers, policy, per_worker)
         self.cap = per_worker or 10**9
         self.expected: dict[SessionGroup, set[int]] = {}  # not ended yet
-        self.running: list[Job] = []
         self.away: set[int] = set()
         self.failed_on: dict[tuple[SessionGroup, int], int] = {}
 
@@ -52,28 +50,22 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def hand_out(self):
-        job = self.scheduler.next()
-        if job is None:
-            return
-        place = job.group, job.session_id
-        assert job.worker not in self.away
-        assert job.session_id in self.expected[job.group]
-        assert place not in [(other.group, other.session_id) for other in self.running]
-        if self.failed_on.get(place) == job.worker:
-            assert self.scheduler.there == {job.worker}
-        self.running.append(job)
+        if (job := self.scheduler.next()) is not None:
+            assert job.worker not in self.away
+            if self.failed_on.get((job.group, job.session_id)) == job.worker:
+                assert self.scheduler.there == {job.worker}
 
     @rule(data=st.data(), length=st.none() | st.floats(0, 9))
     def end(self, data, length):
-        if self.running:
-            job = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        if running := [*self.scheduler.running]:
+            job = data.draw(st.sampled_from(running))
             self.scheduler.done(job, length)
             self.expected[job.group].discard(job.session_id)
 
     @rule(data=st.data())
     def fail(self, data):
-        if self.running:
-            job = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        if running := [*self.scheduler.running]:
+            job = data.draw(st.sampled_from(running))
             self.scheduler.retry(job)
             self.failed_on[job.group, job.session_id] = job.worker
 
@@ -82,8 +74,7 @@ class AnyOrder(RuleBasedStateMachine):
         if self.expected:
             group = data.draw(st.sampled_from(list(self.expected)))
             self.scheduler.cancel({group})
-            for job in [job for job in self.running if job.group is group]:
-                self.running.remove(job)
+            for job in [job for job in self.scheduler.running if job.group is group]:
                 self.scheduler.done(job)
             del self.expected[group]
 
@@ -96,31 +87,26 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def the_cap_holds(self):
-        loads = Counter(job.worker for job in self.running)
+        loads = Counter(job.worker for job in self.scheduler.running)
         assert all(load <= self.cap for load in loads.values())
+        assert loads == Counter(self.scheduler._load)
 
     @invariant()
     def each_session_is_in_one_place(self):
         state = self.scheduler
-        assert state._load == {
-            worker: sum(job.worker == worker for job in self.running)
-            for worker in range(state.workers)
-        }
         waiting = [job for heap in state._waiting.values() for *_, job in heap]
-        waiting += state._again
-        places = [(job.group, job.session_id) for job in [*waiting, *self.running]]
+        jobs = [*waiting, *state._again, *state.running]
+        places = [(job.group, job.session_id) for job in jobs]
         assert Counter(places) == Counter((g, s) for g, left in self.expected.items() for s in left)
 
     def teardown(self):
         for worker in getattr(self, "away", ()):
             self.scheduler.change(worker, True)
         while hasattr(self, "scheduler"):
-            self.running += iter(self.scheduler.next, None)
-            if not self.running:
+            if not (started := [*iter(self.scheduler.next, None), *self.scheduler.running]):
                 break
-            job = self.running.pop()
-            self.scheduler.done(job, 1.0)
-            self.expected[job.group].remove(job.session_id)
+            self.scheduler.done(started[0], 1.0)
+            self.expected[started[0].group].remove(started[0].session_id)
         assert not any(getattr(self, "expected", {}).values())
 
 
