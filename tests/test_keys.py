@@ -29,19 +29,12 @@ keys = st.one_of(st.text(), st.lists(st.sampled_from(["_", "_sess", "0", "7", "a
 
 
 @given(uids, ids, ids)
-def test_a_trajectory_key_is_parsed_back(uid, session_id, index):
-    key = TrajectoryKey(uid, session_id, index)
-    assert TrajectoryKey.parse(str(key)) == key
-    assert split_session(str(key)) is None
-    assert uid_of(str(key)) == uid
-
-
-@given(uids, ids)
-def test_a_session_marker_is_parsed_back(uid, session_id):
-    key = session_key(uid, session_id)
-    assert split_session(key) == (uid, session_id)
-    assert split_trajectory(key) is None
-    assert uid_of(key) == uid
+def test_a_key_is_parsed_back_as_what_it_is(uid, session_id, index):
+    row, marker = TrajectoryKey(uid, session_id, index), session_key(uid, session_id)
+    assert TrajectoryKey.parse(str(row)) == row
+    assert split_session(marker) == (uid, session_id)
+    assert split_session(str(row)) is split_trajectory(marker) is None
+    assert uid_of(str(row)) == uid_of(marker) == uid
 
 
 @given(keys)
