@@ -25,7 +25,6 @@ CONVENTION: dict[str, tuple[str, ...]] = {
     ),
     "reward": ("rewards", "reward", "rm_scores", "token_level_scores", "token_level_rewards",
                "scores", "score"),
-    "text": ("completions",),
     "group": ("uid", "uids", "prompt"),
     "session": ("session_id", "session", "trajectory_ids"),
     "turn": ("turn", "step_index"),
@@ -61,8 +60,6 @@ class RowFields:
         Of the sampled tokens, one for each token of the response, or of the prompt followed by it.
     reward
         One number a row, or one a token as ``log_probs`` has them.
-    text
-        The response as text or as messages.
     group
         A value that the rows of one prompt have in common.
     session, turn, last
@@ -84,7 +81,6 @@ class RowFields:
     mask: str | None = None
     log_probs: str | None = None
     reward: str | None = None
-    text: str | None = None
     group: str | None = None
     session: str | None = None
     turn: str | None = None
