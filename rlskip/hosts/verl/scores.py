@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch.nn.utils.rnn import pad_sequence
 from verl import DataProto
 
+from rlskip.batch.columns import objects_of
 from rlskip.hosts.verl.facts import SCORES
 from rlskip.hosts.verl.queue import run_queue
 from rlskip.keys import REPLAYED, TrajectoryKey, split_trajectory
@@ -29,17 +30,11 @@ def _scored(
     manager: Any, tensors: Any, prompts: Mapping[str, Any], turns: Any, told: Sequence[Any]
 ) -> DataProto:
     """The scores of sessions, and what else the reward function returned."""
-    fields = {**prompts, "__num_turns__": turns, "tool_extra_fields": _objects(told)}
+    fields = {**prompts, "__num_turns__": turns, "tool_extra_fields": objects_of(told)}
     scored = manager.compute_rm_score(DataProto(tensors, fields))
     if (model := manager.reward_model_manager) is not None:
         model.wake_up()  # it has GPUs of its own, and scores sessions that are generated
     return scored
-
-
-def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    made = np.empty(len(values), object)
-    made[:] = values
-    return made
 
 
 def score_rollouts(rollouts: Any, prompts: Mapping[str, Any], manager: Any) -> None:
@@ -100,5 +95,5 @@ def _sessions(rows: Sequence[Mapping[str, Any]]) -> tuple[TensorDict, dict[str, 
     for name, first in rows[0].items():
         if not torch.is_tensor(first) or first.dim() == 0:
             values = [row[name] for row in rows]
-            prompts[name] = _objects([v.item() if torch.is_tensor(v) else v for v in values])
+            prompts[name] = objects_of([v.item() if torch.is_tensor(v) else v for v in values])
     return TensorDict(tensors, batch_size=len(rows)), prompts
