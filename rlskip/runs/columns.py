@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -194,10 +193,6 @@ class Tokens:
 def _cut(cell: object, span: tuple[int, int] | None) -> np.ndarray | None:
     found = None if span is None else numbers(cell)
     return None if found is None or span is None else found[slice(*span)]
-
-
-def if_finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def total_of(value: Any, span: tuple[int, int] | None) -> float | None:

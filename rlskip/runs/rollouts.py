@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlskip._human import finite
 from rlskip.batch.columns import column_length
 from rlskip.batch.tables import Ragged
 from rlskip.format.dump_errors import DumpError
@@ -20,7 +21,6 @@ from rlskip.runs.columns import (
     Column,
     Columns,
     Tokens,
-    if_finite,
     plain,
     row_names,
     single,
@@ -101,7 +101,7 @@ class Group:
     @property
     def mean_reward(self) -> float | None:
         found = [one.reward for one in self.sessions if one.reward is not None]
-        return if_finite(fmean(found)) if found else None
+        return finite(fmean(found)) if found else None
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -141,7 +141,7 @@ class Rollouts:
     @functools.cached_property
     def rewards(self) -> list[float | None]:
         """Of each row, summed over its tokens; None where it is missing, not finite or odd."""
-        return [None if total is None else if_finite(total) for total in self.totals]
+        return [*map(finite, self.totals)]
 
     @functools.cached_property
     def totals(self) -> list[float | None]:
@@ -171,7 +171,7 @@ class Rollouts:
         for (group, _), named in found.items():
             rows = [i for _, i in sorted(named)]
             earned = [reward for i in rows if (reward := self.rewards[i]) is not None]
-            reward = if_finite(math.fsum(earned)) if earned else None
+            reward = finite(math.fsum(earned)) if earned else None
             length = sum(lengths[i] for i in rows) if lengths else None
             sessions.append((group, count[group], rows, reward, length))
             count[group] += 1
