@@ -9,11 +9,13 @@ the rows are linked, each sampled token is trained exactly once: in its own row'
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
 
+from rlskip.config.other_nodes import MergeConfig
 from rlskip.merge.turns import RESPONSES, expect
 
 logger = logging.getLogger(__name__)
@@ -53,12 +55,7 @@ class Rows:
         )
 
 
-def link(
-    rows: Rows,
-    strategy: str = "adjacent",
-    max_seq_len: int | None = None,
-    on_overlong: str = "split",
-) -> list[list[Chain]]:
+def link(rows: Rows, config: MergeConfig) -> list[list[Chain]]:
     """For each trajectory its chains of row indices, ordered by their last row, which stays last.
 
     With the strategy ``adjacent`` a row may continue the row just before it, with ``chain`` any
@@ -68,28 +65,29 @@ def link(
     is merged with a warning (``warn``).
     """
     overlong: list[int] = []
+    longest = config.max_seq_len or math.inf
     linked = []
     for trajectory in rows.trajectories:
         chains: list[Chain] = []
         for j in trajectory:
             candidates: Iterable[Chain] = chains[-1:]
-            if strategy == "chain":
+            if config.strategy == "chain":
                 candidates = sorted(chains, key=lambda chain: -rows.length(chain[-1]))
             chain = next((c for c in candidates if rows.continues(j, c[-1])), None)
-            if chain is not None and max_seq_len is not None and rows.length(j) > max_seq_len:
+            if chain is not None and rows.length(j) > longest:
                 overlong.append(j)
-                chain = None if on_overlong == "split" else chain
+                chain = None if config.on_overlong == "split" else chain
             if chain is None:
                 chains.append([j])
             else:
                 chain.append(j)
         linked.append(sorted(chains, key=lambda chain: chain[-1]))
-    if overlong and on_overlong != "split":
+    if overlong and config.on_overlong != "split":
         first = overlong[0]
-        what = f"{len(overlong)} turns would be merged into rows of more than {max_seq_len} tokens"
+        what = f"{len(overlong)} turns would be merged into rows of more than {longest} tokens"
         what += f"; the first is row {first}, with {rows.length(first)}"
         remedy = "merge.on_overlong=split stops merging at the turn before"
         where = f"{RESPONSES}[{first}]"
-        expect(on_overlong == "warn", f"{what} (merge.max_seq_len)", where, remedy)
+        expect(config.on_overlong == "warn", f"{what} (merge.max_seq_len)", where, remedy)
         logger.warning("%s (merge.on_overlong=warn)", what)
     return linked

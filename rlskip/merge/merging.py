@@ -55,7 +55,7 @@ def merge(
         expect(is_sequence, f"expected a sequence, got {type(uids).__name__}", "uids")
         check_count(len(uids), len(rows.prompts), "uids")
     with nullcontext() if packed else naming_odd_tokens(out):
-        linked = link(rows, config.strategy, config.max_seq_len, config.on_overlong)
+        linked = link(rows, config)
         chains = [chain for chains in linked for chain in chains]
         merged = (fold_packed if packed else fold_lists)(out, rows, chains)
         report = report_on(rows, linked, config.strategy, tokenizer)

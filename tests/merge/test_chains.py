@@ -4,6 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rlskip.config.other_nodes import MergeConfig
 from rlskip.merge import MergeError, merge
 from rlskip.merge.chains import link
 from rlskip.merge.layouts import list_rows
@@ -46,7 +47,8 @@ def nested_contexts(draw):
 @settings(max_examples=100)
 def test_chains_are_the_fewest(out):
     rows = list_rows(out)
-    for trajectory, chains in zip(rows.trajectories, link(rows, "chain"), strict=True):
+    linked = link(rows, MergeConfig(strategy="chain"))
+    for trajectory, chains in zip(rows.trajectories, linked, strict=True):
         assert len(chains) == fewest_chains(rows, trajectory)
 
 
@@ -75,7 +77,7 @@ def test_every_sampled_token_is_trained_exactly_once(out):
 def test_no_row_grows_past_the_limit(out, limit):
     rows = list_rows(out)
     for strategy in ("adjacent", "chain"):
-        for chains in link(rows, strategy, limit, "split"):
+        for chains in link(rows, MergeConfig(strategy=strategy, max_seq_len=limit)):
             assert all(rows.length(j) <= limit for chain in chains for j in chain[1:])
 
 
