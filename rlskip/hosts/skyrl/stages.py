@@ -33,21 +33,8 @@ def record_stages(trainer: Any, settings: RecordConfig) -> None:
 @around
 def _computing(compute: Callable[..., Any], data: Any) -> Any:
     result = compute(data)
-    _record(result)
-    return result
-
-
-@around
-async def _training(train: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    try:
-        return await train(*args, **kwargs)
-    finally:  # the process that trains is killed later
-        stages.stop()
-
-
-def _record(data: Any) -> None:
-    tokens, trained, sampled = data["sequences"], data["loss_mask"], data["response_mask"]
-    n, width = len(tokens) - data.metadata.get("pad_size", 0), tokens.shape[1]
+    tokens, trained, sampled = result["sequences"], result["loss_mask"], result["response_mask"]
+    n, width = len(tokens) - result.metadata.get("pad_size", 0), tokens.shape[1]
 
     def whole(value: torch.Tensor) -> torch.Tensor:
         """One entry for each token of the row: SkyRL aligns responses, which are last, right."""
@@ -57,9 +44,18 @@ def _record(data: Any) -> None:
     mask = torch.where(trained.bool().any(1, keepdim=True), trained, sampled)
     rows = {
         "input_ids": tokens[:n],
-        "attention_mask": data["attention_mask"][:n],
+        "attention_mask": result["attention_mask"][:n],
         "response_mask": whole(mask),
     }
     for field, name in FIELDS.items():
-        if data.get(field) is not None:
-            stages.record(name, whole(data[field]), rows=rows)
+        if result.get(field) is not None:
+            stages.record(name, whole(result[field]), rows=rows)
+    return result
+
+
+@around
+async def _training(train: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return await train(*args, **kwargs)
+    finally:  # the process that trains is killed later
+        stages.stop()
