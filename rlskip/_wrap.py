@@ -28,8 +28,8 @@ class AttachError(RlskipError, AttributeError):
     """A function to wrap, or the path of an argument, does not exist."""
 
 
-def version_of(package: str) -> tuple[int, ...] | None:
-    """The leading numbers of a package's version, (0, 9, 1); None without it.
+def version_of(package: str) -> str | None:
+    """The leading numbers of a package's version, 0.9.1; None without it.
 
     An imported package states its own: a source tree on the path has no metadata.
     """
@@ -41,7 +41,7 @@ def version_of(package: str) -> tuple[int, ...] | None:
     except metadata.PackageNotFoundError:
         return None
     found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else None
+    return found[0] if found else None
 
 
 def when_imported(module: str, hook: Callable[[ModuleType], None]) -> None:
@@ -180,7 +180,7 @@ class Seams:
             self._lose(seam, AttachError(str(error), seam.target))
 
     def _lose(self, seam: Seam, error: AttachError) -> None:
-        release = f"{self._trainer} {'.'.join(map(str, version_of(self._trainer) or ('?',)))}"
+        release = f"{self._trainer} {version_of(self._trainer) or '?'}"
         lost = AttachError(
             f"{release} is another than rlskip knows: {error.what}; rlskip {seam.purpose} there",
             seam.target,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -19,6 +18,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from rlskip import _version
 from rlskip._files import cannot_write
 from rlskip._human import size
+from rlskip._wrap import version_of
 from rlskip.doctor import ERROR, OK, WARNING, Finding
 from rlskip.errors import ConfigError
 from rlskip.hosts.verl.facts import is_old_release, refuse_old_release
@@ -53,12 +53,12 @@ def _plugin() -> Finding:
 
 
 def _hosts() -> Iterator[Finding]:
-    if trl := _version_of("trl"):
+    if trl := version_of("trl"):
         yield Finding("trl", OK, f"{trl}: attached by rlskip.hosts.trl.attach(trainer, config)")
-    if skyrl := _version_of("skyrl"):
+    if skyrl := version_of("skyrl"):
         how = "trainer.override_entrypoint=rlskip.hosts.skyrl"
         yield Finding("skyrl", OK, f"{skyrl}: attached by {how}")
-    if verl := _version_of("verl"):
+    if verl := version_of("verl"):
         yield _verl(verl)
 
 
@@ -92,13 +92,6 @@ def _seams() -> Iterator[Finding]:
             level, remedy = WARNING if feature else ERROR, "use verl 0.9"
             what += f": {then}; gone: {', '.join(lost)}"
         yield Finding("seams", level, what, remedy)
-
-
-def _version_of(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:

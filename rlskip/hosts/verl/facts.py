@@ -43,11 +43,11 @@ _TIMES = ("generate_sequences", "tool_calls", "compute_score")
 
 def verl_release() -> str:
     """The installed release, for example 0.9.1; 0 if it is unknown."""
-    return ".".join(map(str, version_of("verl") or (0,)))
+    return version_of("verl") or "0"
 
 
 def is_old_release() -> bool:
-    return (version_of("verl") or (0,)) < _OLDEST
+    return tuple(map(int, verl_release().split("."))) < _OLDEST
 
 
 def refuse_old_release() -> None:
