@@ -38,10 +38,6 @@ _TOKENS = (*NAMES.values(), "reward")  # columns without texts
 _KEPT = ("seconds", "generation", "place", "lacks")  # of a dump's notes
 
 
-class BundleError(RlskipError, ValueError):
-    """A step that cannot be bundled, or a file that is not a bundle."""
-
-
 @attrs.frozen(eq=False)
 class Bundle:
     """A bundle, opened: what it says of itself, its rollouts, and its records if it has any."""
@@ -57,7 +53,7 @@ def make_bundle(
     """Write the bundle of a step, and return what it says of itself.
 
     It takes the records of the job that is `side`, all groups or the one named, and with `redact`
-    in place of each text its length and a hash. Raises BundleError where the step has no such
+    in place of each text its length and a hash. Raises RlskipError where the step has no such
     group, DumpError where a dump cannot be read.
     """
     dumps = list(step.iter_dumps())
@@ -97,29 +93,27 @@ def make_bundle(
 
 
 def open_bundle(file: Path) -> Bundle:
-    """A bundle whose checksums are right; raises BundleError where it is not, or not a bundle."""
+    """A bundle whose checksums are right; raises RlskipError where it is not, or not a bundle."""
     try:
         with file.open("rb") as opened:
             reader = container.Reader(opened, str(file))
             if "bundle" not in reader.index:
                 remedy = "make one: rlskip bundle RUN STEP --out FILE"
-                raise BundleError("it is a dump, not a bundle", str(file), remedy)
+                raise RlskipError("it is a dump, not a bundle", str(file), remedy)
             if (found := reader.index.get("bundle")) != _FORMAT:
                 what = f"its format is {found!r:.20}, and this reads {_FORMAT}"
-                raise BundleError(what, str(file), "open it with the rlskip that made it")
+                raise RlskipError(what, str(file), "open it with the rlskip that made it")
             manifest, columns, stages = (
                 rebuild(reader, tree, None, "numpy") for tree in ("manifest", "rollouts", "stages")
             )
         place = {"step": manifest["step"], "call": None}
         records = StepRecords(list(map(PartInMemory, stages))) if stages else None
         return Bundle(manifest, Rollouts(rollout_columns(columns), place), records)
-    except BundleError:
-        raise
     except OSError as error:
-        raise BundleError(f"it cannot be read: {error.strerror}", str(file)) from error
+        raise RlskipError(f"it cannot be read: {error.strerror}", str(file)) from error
     except (DumpError, *DAMAGE) as error:
         what = f"it is not a bundle, or it is damaged: {getattr(error, 'what', repr(error))}"
-        raise BundleError(what, str(file), "make it again: rlskip bundle") from error
+        raise RlskipError(what, str(file), "make it again: rlskip bundle") from error
 
 
 def _rows_of(
@@ -140,7 +134,7 @@ def _rows_of(
             rows.append({**own, "uid": uid, "session_id": row["session"], "turn": row["turn"]})
     if not rows:
         there = ", ".join(sorted(names)[:5])
-        raise BundleError(f"it has no group {group!r}", step.name, f"its groups are {there}")
+        raise RlskipError(f"it has no group {group!r}", step.name, f"its groups are {there}")
     return rows
 
 
