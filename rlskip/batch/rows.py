@@ -278,7 +278,7 @@ class Layout:
     spans: np.ndarray | None = None
     flat: bool = False
 
-    def part(self, value: Any, row: int) -> Any:
+    def part(self, value: np.ndarray, row: int) -> np.ndarray:
         """The part of a value that belongs to a row."""
         if self.spans is None:
             return value[row : row + 1]

@@ -26,9 +26,9 @@ HASHED = "hashed"
 class Record:
     """One record; its value is read when it is needed.
 
-    ``number`` is the value of a number or a text, ``layout`` where in any other value each row's
-    part is. ``load`` returns the value, or raises DumpError: an array, a digest's mapping of
-    arrays, or, if it is `HASHED`, a hash of each row and a function that reads the entries of one.
+    ``layout`` is where in the value each row's part is. ``load`` returns it, or raises DumpError:
+    an array, a digest's mapping of arrays, or, if it is `HASHED`, a hash of each row and a function
+    that reads the entries of one.
     ``keys``, ``sessions``, ``prompts`` and ``turns`` tell which row of another record is the same.
     """
 
@@ -38,7 +38,6 @@ class Record:
     form: str
     dtype: str
     load: Callable[[], Any]
-    number: Any = None
     layout: Layout = attrs.field(factory=Layout)
     keys: np.ndarray | None = None
     sessions: np.ndarray | None = None
@@ -59,8 +58,7 @@ class Record:
             return value
         if self.is_single(value):
             return value.reshape(-1)[row : row + 1]
-        found: np.ndarray = self.layout.part(value, row)
-        return found
+        return self.layout.part(value, row)
 
 
 @attrs.frozen(eq=False)
@@ -131,8 +129,9 @@ class StepRecords:
                 about = {name: item[name] for name in ("name", "order", "rank", "form", "dtype")}
                 load = functools.partial(_value_of, part, f"{i}", number)
                 layout = Layout(item["align"], spans, item["flat"])
-                records.append(Record(**about, load=load, number=number, layout=layout, keys=keys,
-                                      sessions=sessions))  # fmt: skip
+                records.append(
+                    Record(**about, load=load, layout=layout, keys=keys, sessions=sessions)
+                )
         records.sort(key=lambda record: (record.order, record.rank))
         self.stages: dict[str, list[Record]] = {}
         for record in records:

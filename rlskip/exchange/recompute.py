@@ -223,7 +223,7 @@ def _loss(bundle: Bundle, values: RowValues, spec: str) -> Recomputed:
     function = _function(spec, LOSSES, LOSS)
     stages = {} if bundle.records is None else bundle.records.stages
     recorded = next((stages[name] for name in _LOSSES if name in stages), [])
-    numbers = [float(one.number) for one in recorded if one.form == NUMBER]
+    numbers = [float(one.load()[0]) for one in recorded if one.form == NUMBER]
     if len(numbers) > 1:
         what = f"not comparable: {len(numbers)} losses of mini-batches were recorded"
         return Recomputed(LOSS, what, spec)

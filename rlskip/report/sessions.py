@@ -82,9 +82,9 @@ def spread(steps: Sequence[int], most: int = _STEPS) -> list[int]:
 
 
 def _mean_of(record: Record) -> float | None:
-    if record.form == NUMBER:
-        return None if isinstance(record.number, str) else float(record.number)
     value = record.load()
+    if record.form == NUMBER and value.dtype.kind == "U":
+        return None
     if record.form == DIGEST:
         weights, means = (value["moments"][:, MOMENTS.index(name)] for name in ("count", "mean"))
         known = weights > 0
