@@ -15,7 +15,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import attrs
 from omegaconf import DictConfig, OmegaConf
@@ -27,6 +27,8 @@ from rlskip_conf import NODES
 
 T = TypeVar("T")
 
+# A node with the types of a schema, to be copied: to make one takes five times as long.
+_typed = functools.cache(OmegaConf.structured)
 _FIELD = re.compile(r"^((?:    # .*\n)+)    (\w+): ", re.MULTILINE)
 # A resolver of neither OmegaConf's nor Hydra's.
 _OWN_RESOLVER = re.compile(r"\$\{\s*(?!oc\.|(?:hydra|now|python_version)\s*:)[\w.]+\s*:")
@@ -176,12 +178,6 @@ def read(
             what = f"{other}: {asks} needs a value here"
             problems.append(Problem(f"{at}.{name}", what, _meaning(schema, name)))
     return made
-
-
-@functools.cache
-def _typed(schema: type) -> DictConfig:
-    """A node with the types of `schema`, to be copied: to make one takes five times as long."""
-    return cast("DictConfig", OmegaConf.structured(schema))
 
 
 def _checked(value: Any, field: dataclasses.Field[Any], key: str) -> Any:

@@ -186,14 +186,8 @@ def families(directory: Path) -> dict[int, list[Place]]:
 
 
 # Of the directory that is read: a run of many steps is listed, and its index read, once.
-@lru_cache(maxsize=1)
-def _listing(directory: Path) -> Listing:
-    return Listing(directory)
-
-
-@lru_cache(maxsize=1)
-def _index(directory: Path) -> Index:
-    return Index(directory)
+_listing = lru_cache(maxsize=1)(Listing)
+_index = lru_cache(maxsize=1)(Index)
 
 
 def has_dump(directory: Path, step: int) -> bool:

@@ -42,10 +42,8 @@ _journals: Journals | None = None
 # -- what enters the queue ---------------------------------------------------------------------
 
 
-@functools.cache
-def run_queue() -> TransferQueueAdapter:
-    """The run's queue; this process joins it on the first call."""
-    return TransferQueueAdapter()
+run_queue = functools.cache(TransferQueueAdapter)
+"""The run's queue; this process joins it on the first call."""
 
 
 class StatusQueue(TransferQueueAdapter):
