@@ -187,10 +187,9 @@ def check_carried(names: Collection[str]) -> None:
 
 def trajectories(ids: Sequence[Hashable] | None, is_last: Sequence[bool] | None) -> list[range]:
     """The rows of each trajectory, in order, by ids and `is_last_step`, which must agree."""
-    for name, given in ((TRAJECTORIES, ids), (IS_LAST, is_last)):
-        expect(given is not None, f"step-wise rows need {name}", name)
-    assert ids is not None
-    assert is_last is not None
+    if ids is None or is_last is None:
+        name = TRAJECTORIES if ids is None else IS_LAST
+        raise MergeError(f"step-wise rows need {name}", name)
     check_count(len(is_last), len(ids), IS_LAST)
     keys = [_comparable(id_, i) for i, id_ in enumerate(ids)]
     flags = [_scalar(value) for value in is_last]
