@@ -175,11 +175,7 @@ def _log_roles(
     never = any(skip.dumps is not None and skip.dumps.is_named_by_time for skip in roles.values())
     new = any(counts.misses > counts.lost and not counts.hits for counts in tallies.values())
     if new and not never:
-        log.info("rlskip: run it again to replay: %s", _command(config))
-
-
-def _command(config: DictConfig) -> str:
-    """The job's own command, to type again."""
-    command = shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])
-    readable = config.hydra.get("mode") == RunMode.RUN and len(command) < 300
-    return command if readable else "the same command replays what was generated"
+        command = shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])
+        if config.hydra.get("mode") != RunMode.RUN or len(command) >= 300:
+            command = "the same command replays what was generated"
+        log.info("rlskip: run it again to replay: %s", command)
