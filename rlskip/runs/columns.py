@@ -184,11 +184,6 @@ class Tokens:
             [*rows.misfits, *misfits, *more],
         )
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each row's response; empty if no column holds tokens."""
-        return list(map(len, self.response or ()))
-
 
 def _cut(cell: object, span: tuple[int, int] | None) -> np.ndarray | None:
     found = None if span is None else numbers(cell)

@@ -166,7 +166,7 @@ class Rollouts:
         found: dict[tuple[str, Any], list[tuple[Any, int]]] = {}
         for i, (group, session, turn) in enumerate(row_names(self.columns, self.tokens)):
             found.setdefault((group, session), []).append((turn, i))
-        lengths = self.tokens.lengths
+        lengths = list(map(len, self.tokens.response or ()))
         count, sessions = Counter[str](), []
         for (group, _), named in found.items():
             rows = [i for _, i in sorted(named)]

@@ -42,7 +42,8 @@ def test_turns_are_put_in_order_and_gaps_belong_to_a_response() -> None:
     mask = np.array([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0]])
     responses = np.ones((2, 5), np.int64)
     padded = Rollouts(rollout_columns({"responses": responses, "response_mask": mask}))
-    assert [len(row["response"]) for row in padded] == padded.tokens.lengths == [3, 5]
+    assert [len(row["response"]) for row in padded] == [3, 5]
+    assert [one.length for one in padded.sessions] == [3, 5]
 
 
 def test_a_reward_that_no_float_holds_is_none() -> None:
