@@ -199,7 +199,9 @@ def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
     path = (path if path.exists() else within / STAGES / name).resolve()
     if not path.is_dir():
         raise NoSuchPlaceError("no such directory, nor a job with records", name)
-    recorded = _of_output(path) or path
+    recorded = path  # or what the summary in a job's Hydra output names
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        recorded = Path(json.loads((path / SUMMARY).read_text(encoding="utf-8"))["stages"])
     if recorded_at(recorded):
         return Side(name, recorded, decode)
     if recorded != path:
@@ -250,13 +252,6 @@ def compare_sides(
         raise error
     alone = sorted(mine - theirs), sorted(theirs - mine)
     return Comparison(a.name, b.name, steps, *alone, rounding.rule, unreadable)
-
-
-def _of_output(path: Path) -> Path | None:
-    """Where the records are of the job whose summary is in a Hydra output directory."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return Path(json.loads((path / SUMMARY).read_text(encoding="utf-8"))["stages"])
-    return None
 
 
 def _jobs(path: Path) -> list[Path]:
