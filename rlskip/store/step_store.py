@@ -58,7 +58,7 @@ class StepStore:
         complete: Callable[[DumpMeta], DumpMeta] = lambda meta: meta,
         max_bytes: int | None = None,
     ) -> None:
-        self.directory = Path(directory)
+        self.directory = Path(os.path.abspath(directory))  # the same one after a chdir
         self.rank, self.world_size = rank, world_size
         self._max_bytes = half_of_memory() if max_bytes is None else max_bytes
         self._quarantines, self._complete = quarantines, complete

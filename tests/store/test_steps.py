@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,6 +125,18 @@ def test_a_step_added_within_a_tick_of_the_clock_is_seen(
     store.save(3, 3)
     other.save(4, 4)
     assert eventually(lambda: other.steps() == [1, 2, 3, 4]), "its own shows the newest time"
+
+
+def test_a_relative_directory_stays_where_it_was_when_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = StepStore("dumps")
+    store.save(1, [1])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")  # Hydra's `job.chdir`, or the trainer
+    store.save(2, [2])
+    assert StepStore(tmp_path / "dumps").steps() == store.steps() == [1, 2]
 
 
 def test_a_listing_that_failed_is_tried_again(
