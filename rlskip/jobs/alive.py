@@ -63,6 +63,7 @@ class _Heart:
         self.numbers = itertools.count()
         self._thread: threading.Thread | None = None
         self._roots: set[Path] = set()
+        self.late: set[tuple[Path, str, str]] = set()
         self._starting = threading.Lock()
         self._ending = threading.Event()
 
@@ -101,13 +102,16 @@ class _Heart:
             for root in [*self._roots]:
                 with contextlib.suppress(OSError):
                     self._show(root)
+            for held in [*self.late]:
+                drop(*held)
 
     def close(self) -> None:
         self._ending.set()
         if self._thread is not None:
             self._thread.join(_EXIT_S)
-        for root in [*self._roots]:
-            _unlink(root / WORK / f"{_JOB}{self.token}")
+        files = [(root, f"{_JOB}{self.token}", f"{self.token}-0") for root in self._roots]
+        for held in [*self.late, *files]:
+            drop(*held)
 
 
 _HEART = _Heart()
@@ -120,11 +124,8 @@ def own(root: Path) -> str:
 
     Raises OSError where `root` has no ``.work`` that can be written, or made.
     """
-    try:
-        _HEART.begin(root)
-    except FileNotFoundError:  # the first time, or somebody has deleted the run
-        make_directory(root / WORK)
-        _HEART.begin(root)
+    make_directory(root / WORK)  # the first time, or where somebody has deleted the run
+    _HEART.begin(root)
     return f"{_HEART.token}-{next(_HEART.numbers)}"
 
 
@@ -143,16 +144,23 @@ def holding(root: Path, label: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held_so_long:
         with contextlib.suppress(OSError):  # no `.work`, or one that cannot be written
-            name = f"{label}~{own(root)}"
+            owner = own(root)
             with open_folder(root, WORK) as work:
-                write_new(work, name)
-            held_so_long.callback(_unlink, root / WORK / name)
+                write_new(work, name := f"{label}~{owner}")
+            held_so_long.callback(drop, root, name, owner)
         yield
 
 
-def _unlink(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
+def drop(root: Path, name: str, owner: str) -> None:
+    """Let others have what this `owner` held; where the disk fails, at the next beat or the end."""
+    _HEART.late.discard((root, name, owner))
+    try:
+        with contextlib.suppress(FileNotFoundError), open_folder(root, WORK) as work:
+            # It may be a parent process's, or a successor's: this job may have been suspended.
+            if is_mine(owner) and owner_of(work, name) == owner:
+                os.unlink(name, dir_fd=work.handle)
+    except OSError:  # else others would wait for this job as long as it lives
+        _HEART.late.add((root, name, owner))
 
 
 def write_new(work: Folder, name: str, data: bytes = b"") -> None:
@@ -265,8 +273,8 @@ def _remove(work: Folder, name: str, owner: str) -> None:
     with contextlib.ExitStack() as at_the_end:
         if name.startswith(LEASE):
             right = f"{LEASE}of-{owner if _OWNER.fullmatch(owner) else 'nobody'}"
-            os.symlink(own(work.path.parent), right, dir_fd=work.handle)
-            at_the_end.callback(os.unlink, right, dir_fd=work.handle)
+            os.symlink(mine := own(work.path.parent), right, dir_fd=work.handle)
+            at_the_end.callback(drop, work.path.parent, right, mine)
             if owner_of(work, name) != owner:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         if stat.S_ISDIR(work.stat(name).st_mode):

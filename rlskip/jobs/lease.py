@@ -52,14 +52,10 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
 
     def release(self, *_: object) -> None:
         """Let other jobs have it. Doing so again, or without having it, does nothing."""
-        if not self._owner or not alive.is_mine(self._owner):
-            return
-        with contextlib.suppress(OSError), open_folder(self._root, WORK) as work:
-            # A job that was suspended and taken over must not remove its successor's.
-            if alive.owner_of(work, self.name) == self._owner:
-                os.unlink(self.name, dir_fd=work.handle)
-        self._owner = ""
-        atexit.unregister(self.release)
+        if self._owner:
+            alive.drop(self._root, self.name, self._owner)
+            self._owner = ""
+            atexit.unregister(self.release)
 
     __exit__ = release
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import pytest
 
 from rlskip.jobs import alive
 from rlskip.jobs.alive import WORK, held, holding, own, sweep
+from rlskip.jobs.lease import Lease
 from tests.clock import eventually
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's /proc")
@@ -146,6 +148,21 @@ def test_who_works_long_is_not_taken_for_dead(root: Path) -> None:
     (root / WORK).mkdir(parents=True)
     with holding(root, "reading-1"):
         assert eventually(mine.exists)
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_a_fault_keeps_here_is_let_go_at_the_next_beat(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else other jobs would wait for one that has ended its step, as long as it lives."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as faults, Lease(root, "lease-1") as lease, holding(root, "x-4"):
+        assert lease.acquire()
+        faults.setattr(os, "unlink", fail)
+    assert eventually(lambda: len(names(root)) == 1), "the process's own file"
 
 
 @FORKS
