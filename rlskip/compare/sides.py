@@ -186,7 +186,10 @@ def find_sides(
         # A job has no dumps: then what the other one lacks is said.
         if any(recorded_at(where / one) for one in (a, b) for where in (Path(), within / STAGES)):
             raise
-        return Dumps.pair(find_target(a, within, decode), find_target(b, within, decode))
+        # Of a name that means nothing it is said first: a side may only lack records.
+        order = sorted((a, b), key=lambda name: Path(name).expanduser().exists())
+        found = {name: find_target(name, within, decode) for name in order}
+        return Dumps.pair(found[a], found[b])
 
 
 def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:

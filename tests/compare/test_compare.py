@@ -296,6 +296,7 @@ def test_a_side_may_be_a_directory_of_runs_that_a_job_used(
         sides.append(tmp_path / f"{name}_p" / below)
     said = rlskip("compare", *sides)
     assert (said.code, "Log_probs differs first, at step 2" in said.out) == (1, True)
+    assert "nope: no such" in rlskip("compare", tmp_path, "nope").err, "A has several runs"
 
 
 def test_exit_codes(job_of: Callable[..., Side], rlskip: Any, tmp_path: Path) -> None:
