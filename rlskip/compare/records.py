@@ -91,7 +91,8 @@ class RowTable:
         if not found:
             return None
         every = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
-        _, chosen = np.unique(every["keys"], return_index=True)
+        both = np.stack([every["keys"], every["masks"]])
+        _, chosen = np.unique(both, axis=1, return_index=True)
         if any("rows.groups" in part for part in parts):  # of dumps: no two describe one row
             chosen = np.argsort(every["keys"], kind="stable")
         return cls(**{name: column[chosen] for name, column in every.items()})
@@ -153,19 +154,22 @@ class StepRecords:
             Counter(np.concatenate([one.keys for one in self.stages[name]]).tolist())
             for name in stages
         ]
-        own = Counter(rows.keys.tolist())
+        own = Counter(keys := rows.keys.tolist())
         fewest = functools.reduce(operator.and_, counts or [own])
-        often = [max(1, fewest[key] // own[key]) for key in rows.keys.tolist()]
-        at = np.repeat(np.arange(len(rows.keys)), often)
+        # Those of equal tokens and other masks in turn.
+        nth = np.arange(len(keys)) - rows.find(keys)
+        wanted = np.array([max(1, fewest[key]) for key in keys], np.int64)
+        there = np.array([own[key] for key in keys], np.int64)
+        at = np.repeat(np.arange(len(keys)), -((nth - wanted) // there))
 
         def entries(row: int, which: int) -> np.ndarray | None:
             tokens = self.tokens_of(int(at[row]))
             return None if tokens is None else tokens[which]
 
         tokens, sampled = (functools.partial(entries, which=which) for which in (0, 1))
-        keys, masks = rows.keys[at], rows.masks[at]
+        names, masks = rows.keys[at], rows.masks[at]
         rollouts = Record(
-            ROLLOUTS, -2, 0, HASHED, "", lambda: (keys, tokens), keys=keys,
+            ROLLOUTS, -2, 0, HASHED, "", lambda: (names, tokens), keys=names,
             prompts=rows.prompts[at], sessions=rows.sessions[at], turns=rows.turns[at],
         )  # fmt: skip
         # Without prompts: masks are compared of rows whose tokens are equal.

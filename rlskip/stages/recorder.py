@@ -42,8 +42,8 @@ class _Step:
     number: int
     numbers: Iterator[int]
     order: Iterator[int] = attrs.field(factory=itertools.count)
-    # The keys of the rows that a part on disk describes already: the writer's thread alone has it.
-    known: set[int] = attrs.field(factory=set)
+    # Keys and masks of the rows that a part on disk describes: the writer's thread alone has it.
+    known: set[tuple[int, int]] = attrs.field(factory=set)
     # Each with references to its columns: another column may have the id of one that is gone.
     batches: dict[tuple[Any, ...], tuple[list[weakref.ref[Any]], Rows]] = attrs.field(factory=dict)
 
@@ -165,14 +165,15 @@ class Recorder:
         self._gathered, self._nbytes = [], 0
         if step is None or not entries:
             return
-        described: set[int] = set()
+        described: set[tuple[int, int]] = set()
 
         def write() -> None:
             for entry in entries:
                 if entry.rows is not None:
-                    known, keys = step.known | described, entry.rows.keys.tolist()
-                    entry.describes = [i for i, key in enumerate(keys) if key not in known]
-                    described.update(keys)
+                    known, rows = step.known | described, entry.rows
+                    names = list(zip(rows.keys.tolist(), rows.masks.tolist(), strict=True))
+                    entry.describes = [i for i, name in enumerate(names) if name not in known]
+                    described.update(names)
             try:
                 store = self._writer.store
                 value = encode(entries, tokens=self._settings.values == "all")

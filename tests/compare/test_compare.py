@@ -412,6 +412,30 @@ def test_rows_with_equal_tokens_are_told_by_their_sessions(job_of: Callable[...,
     assert compared(job_of("a", twins([0, 1, 2])), job_of("b", twins([2, 0, 1]))).is_equal
 
 
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize(
+    ("masks", "first"), [([3, 1, 2, 1], None), ([3, 1, 1, 4], "mask"), ([1, 2, 3], "rollouts")]
+)
+def test_rows_of_equal_tokens_may_have_other_masks(
+    job_of: Callable[..., Side], parts: int, masks: list[int], first: str | None
+) -> None:
+    """Of each row the mask tells how many of its tokens were sampled."""
+
+    def sampled(upto: list[int], parts: int) -> Callable[[int], None]:
+        def body(step: int) -> None:
+            mask = (torch.arange(12) < torch.tensor(upto)[:, None]).long()
+            batch = {"prompts": torch.full((len(upto), 3), 7), "responses": torch.ones_like(mask)}
+            batch |= {"attention_mask": torch.ones(len(upto), 15), "response_mask": mask}
+            for some in torch.arange(len(upto)).tensor_split(parts):
+                rows = {name: column[some] for name, column in batch.items()}
+                package.record("log_probs", torch.zeros(len(some), 12), rows=rows)
+
+        return body
+
+    found = compared(job_of("a", sampled([1, 1, 2, 3], parts)), job_of("b", sampled(masks, 1)))
+    assert (found.first and found.first.stage, found.stages[0].compared) == (first, 4)
+
+
 def test_sessions_may_have_other_numbers_in_the_other_run(job_of: Callable[..., Side]) -> None:
     """As where they are numbered through the batch, and prompts are drawn in another order."""
 
