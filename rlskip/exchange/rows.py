@@ -97,6 +97,7 @@ def _mappings(given: Any) -> Iterable[Any]:
 def _of_batch(batch: Any) -> list[Row]:
     """The rows of columns, without padding; tokens have the names of :data:`NAMES`."""
     rollouts = Rollouts(columns := rollout_columns(batch))
+    refuse(rollouts.tokens.misfits, _ROWS, annotated=False)
     for name, value in columns.whole.items():
         if name != "meta_info" and column_length(value) is not None:
             what = f"it has {column_length(value)} values, and there are {columns.n} rows"

@@ -348,6 +348,10 @@ def test_the_sizes_of_the_directory_are_those_of_the_run(tmp_path: Path, replay:
             {"prompts": [[1]] * 2, "responses": [[2]] * 2, "reward": [1.0]},
             "reward: it has 1 values, and there are 2 rows",
         ),
+        (
+            {"prompts": [[1]] * 2, "responses": [[2, 3]] * 2, "rm_scores": [[0.0, 1.0], [1.0] * 9]},
+            "rm_scores has 9 values in row 1, and its response has 2 tokens",
+        ),
     ],
 )
 def test_rows_that_are_no_sessions_are_named(run: Path, rows: list[Any], message: str) -> None:
