@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
@@ -77,7 +78,10 @@ def refuse_displaced(name: str, config: Any) -> None:
             what = f"{other} and {option} are options of one role"
             raise ConfigError(what, name, f"choose one of them: +{name}={other}")
     there = is_config and name in config  # a struct refuses what is not there
-    typed = there and dataclasses.is_dataclass(OmegaConf.get_type(config, name))
+    typed = there and (
+        dataclasses.is_dataclass(OmegaConf.get_type(config, name))
+        or not dataclasses.is_dataclass(OmegaConf.get_type(job, "hydra"))  # as doctor reads it
+    )
     before: dict[str, str] = {}
     for path, values in _composed_of(job, every=typed) if chosen or typed else ():
         own = values.get(name)  # what a mapping of rlskip's replaced
@@ -98,6 +102,7 @@ def _composed_of(job: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
     from hydra.core.plugins import Plugins
+    from hydra.errors import HydraException
     from hydra.types import RunMode
 
     # Not with GlobalHydra's loader, which is gone where a config was composed by hand (doctor).
@@ -110,8 +115,9 @@ def _composed_of(job: Any, every: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     places = [(config_name, "")]
     if every:  # which takes its time for a large application
         given = [*overrides_of(job, "hydra"), *overrides_of(job)]
-        listed = loader.compute_defaults_list(config_name, given, RunMode.RUN).defaults
-        places = [(one.config_path, one.package or "") for one in listed]
+        with suppress(HydraException):  # doctor lacks the application's dataclasses
+            listed = loader.compute_defaults_list(config_name, given, RunMode.RUN).defaults
+            places = [(one.config_path, one.package or "") for one in listed]
     for path, package in places:
         sources = (one for one in loader.get_sources() if path and one.is_config(path))
         source = next(sources, None)

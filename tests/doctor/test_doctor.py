@@ -275,6 +275,8 @@ def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any], on_
         (["skip=rollout_cache"], "skip: null\n", "To append to your default list use +skip"),
         (["+skip@rlskip=rollout_cache"], "a: 1\n", "skip@rlskip: it puts the node below `rlskip`"),
         (["+skip=rollout_cache"], "skip: {eval_batches: 5}\n", "skip.eval_batches: unknown key"),
+        (["+rlskip_schema=skip"], "skip: {steps: 1-3, rollout: {enable: true}}\n",
+         "rlskip_schema/skip comes too late in the defaults list"),
     ],
 )  # fmt: skip
 def test_why_nothing_would_be_skipped(
