@@ -10,7 +10,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlskip.config.check import Problem, raise_all
+from rlskip.config.check import Problem, is_below, leaves, look_up, raise_all
+from rlskip.config.other_nodes import DispatchConfig, MergeConfig, ReplayConfig
 from rlskip.errors import ConfigError
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.said import refuse_without_node
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 # The stage of a role that the user registered is in the user's own code.
 _NEVER_CALLED = ("async_rollout", "rollout_tq")
+_NODES = {"dispatch": DispatchConfig, "replay": ReplayConfig, "merge": MergeConfig}
 
 
 def read_config(config: Any) -> Any:
@@ -47,6 +49,17 @@ def read_config(config: Any) -> Any:
     if not isinstance(loaded, Mapping) or not loaded.keys() & {"skip", "merge", "record"}:
         raise ConfigError("expected a mapping with an entry `skip`, `merge` or `record`", where)
     return loaded
+
+
+def warn_of_idle(config: Any, host: str, *names: str) -> None:
+    """Warn of nodes that `config` turns on or sets, and that `host` does nothing with."""
+    for name in names:
+        usual, given = (
+            {key: value for key, value in leaves(node) if value not in (None, False)}
+            for node in (_NODES[name](), look_up(config, name))
+        )
+        if given != usual and any(is_below(key, vars(_NODES[name]())) for key in given):
+            log.warning("rlskip: %s does nothing with the node `%s`: leave it out", host, name)
 
 
 def is_on(given: bool, host: str) -> bool:

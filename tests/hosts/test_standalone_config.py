@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlskip import SkipManager
+from rlskip import DispatchConfig, SkipManager
 from rlskip.errors import ConfigError
-from rlskip.hosts import trl
+from rlskip.hosts import skyrl, trl
 from rlskip.hosts.standalone_config import CONFIG_VARIABLE, read_config
 
 ARGS = SimpleNamespace(
@@ -74,6 +74,30 @@ def test_trl_with_skip_off_is_left_as_it_is(
     assert not SkipManager.skip_instances
     warning = "NOTHING that TRL's trainer generates is skipped or cached"
     assert [warning in message for message in caplog.messages] == [True] * warns
+
+
+@pytest.mark.parametrize(
+    ("node", "values", "hosts"),
+    [
+        ("merge", {"stepwise_output": True}, ["TRL's trainer"]),
+        ("dispatch", {"sampling": {"top_k": 2}}, ["TRL's trainer", "SkyRL's trainer"]),
+        ("replay", {"on_incomplete": "raise"}, ["TRL's trainer", "SkyRL's trainer"]),
+        # Off, what a dataclass lists, and keys of the application's own.
+        ("merge", {"stepwise_output": False}, []),
+        ("dispatch", DispatchConfig(), []),
+        ("replay", {"speed": 2}, []),
+        ("replay", 5, []),
+    ],
+)
+def test_a_node_that_a_host_does_nothing_with_is_named(
+    caplog: pytest.LogCaptureFixture, node: str, values: Any, hosts: list[str]
+) -> None:
+    config = {"skip": {"enable": False}, node: values}
+    trl.attach(trainer(_generate=print), config)
+    skyrl.with_rlskip(object, config)
+    said = [message for message in caplog.messages if "does nothing with" in message]
+    does_nothing = f"does nothing with the node `{node}`: leave it out"
+    assert said == [f"rlskip: {host} {does_nothing}" for host in hosts]
 
 
 @pytest.mark.parametrize("more", [{}, {"rollout": {"enable": True, "dump_dir": "other"}}])

@@ -27,7 +27,7 @@ from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.skyrl.facts import FULLY_ASYNC, LOGPROBS, compared, facts_of, steps_of
 from rlskip.hosts.skyrl.seams import NoClient, merge_turns, send_no_weights
-from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config
+from rlskip.hosts.standalone_config import CONFIG_VARIABLE, ROLE, is_on, read_config, warn_of_idle
 from rlskip.merge import TrajectoryID
 from rlskip.skip.manager import SkipManager
 from rlskip.skip.names import ALL
@@ -61,6 +61,7 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
         return experiment
 
     settings, recording = read_skip(config, HostFacts()), read_record(config)
+    warn_of_idle(config, "SkyRL's trainer", "dispatch", "replay")
     merges, skips = (look_up(config, node) is not None for node in ("merge", "skip"))
 
     class Experiment(experiment):  # type: ignore[valid-type,misc]

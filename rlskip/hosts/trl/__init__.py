@@ -21,7 +21,7 @@ from rlskip.config.nodes import read_record
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
-from rlskip.hosts.standalone_config import ROLE, is_on, read_config
+from rlskip.hosts.standalone_config import ROLE, is_on, read_config, warn_of_idle
 from rlskip.hosts.trl.facts import evaluated, facts_of, sampling, uses_vllm
 from rlskip.hosts.trl.seams import NoGeneration, Seam, constructing, seam_of, stage_name
 from rlskip.hosts.trl.stages import record_stages
@@ -51,6 +51,7 @@ def attach(trainer: Any, config: Any = None) -> None:
     config = read_config(config)
     if config is not None:
         settings = read_skip(config, HostFacts())
+        warn_of_idle(settings.facts.config, "TRL's trainer", "dispatch", "replay", "merge")
         record_stages(trainer, read_record(settings.facts.config))
         if ROLE in settings.roles:
             seam_of(trainer)  # before the facts, which only such trainers have
