@@ -137,6 +137,21 @@ def test_what_shapes_skyrls_rollouts_is_compared(
     assert other.generator.calls == []
 
 
+def test_what_a_class_of_the_users_adds_is_compared(make: Any, batch: Any, tmp_path: Path) -> None:
+    def run(style: str) -> Any:
+        trainer = make(on(tmp_path))
+        generator, added = trainer.cfg.generator, {"style": style, "log_dir": style}
+        fields = [(name, str, "") for name in added]
+        generator.__class__ = make_dataclass("Own", fields, bases=(type(generator),))
+        vars(generator).update(added)
+        asyncio.run(trainer.generate(batch(1)[0]))
+        return trainer.generator.calls
+
+    assert (run("a"), run("a")) == ([("train", 1)], [])
+    with pytest.raises(MismatchError, match=r"identity\.style: 'b' now, 'a' in the dump\n"):
+        run("b")
+
+
 def test_log_probs_are_needed_or_more_than_needed(make: Any, batch: Any, tmp_path: Path) -> None:
     def run(logprobs: int | None, name: str) -> Any:
         trainer = make(on(tmp_path / name))

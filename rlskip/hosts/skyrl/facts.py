@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.hosts.standalone_config import ROLE
+from rlskip.skip.names import read_name
 
 # Keys of `cfg.generator` that shape what a generator returns.
 _SHAPING = (
@@ -72,10 +73,15 @@ def _steps_done(trainer: Any) -> int | None:
 
 def compared(cfg: Any, sampling: Mapping[str, Any], gym: Collection[str]) -> dict[str, Any]:
     """What `cfg`, a call's sampling and its environments, those of `gym`, add to its identity."""
-    shaping = {name: getattr(cfg.generator, name, None) for name in _SHAPING}
+    # What SkyRL's own class does not declare, a class of the user's has added.
+    own, kinds = vars(cfg.generator), type(cfg.generator).__mro__
+    theirs = next((cls for cls in kinds if cls.__module__.startswith("skyrl.")), kinds[0])
+    added = sorted(own.keys() - {field.name for field in fields(theirs)})
+    names = (*_SHAPING, *(name for name in added if not read_name(name)[2]))
+    shaping = {name: own.get(name) for name in names}
     shaping |= {f"environment.{one}": getattr(cfg.environment.skyrl_gym, one, None) for one in gym}
     for name, value in shaping.items():
-        if dataclasses.is_dataclass(value):
+        if is_dataclass(value):
             shaping[name] = {k: vars(value)[k] for k in vars(value) if k not in _NOT_SHAPING}
     sampled = {name: sampling[name] for name in sampling if name != LOGPROBS}
     return {**{name: value for name, value in shaping.items() if value is not None}, **sampled}
