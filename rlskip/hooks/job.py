@@ -26,7 +26,7 @@ from rlskip.errors import RlskipAbort, RlskipError
 from rlskip.hosts.verl import handshake
 from rlskip.jobs.records import JOB_VARIABLE, SUMMARY, Tally, begin_job, end_job, rank_of, tally
 from rlskip.skip.manager import SkipManager
-from rlskip.skip.said import chosen_by, warn_of_unlisted, why_uncalled
+from rlskip.skip.said import chosen_by, warn_of_unlisted, warn_of_unmet, why_uncalled
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ def end(config: DictConfig, job_return: Any) -> None:
     stages.stop()
     roles = dict(SkipManager.skip_instances)
     uncalled = why_uncalled(SkipManager.bypassed)
+    warn_of_unmet(roles)
     SkipManager.reset()
     job = end_job()
     for variable in (DIRECTORY_VARIABLE, ORIGIN_VARIABLE):

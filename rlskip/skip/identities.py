@@ -22,7 +22,7 @@ from rlskip.errors import ConfigError
 from rlskip.format.fingerprint import canonical
 from rlskip.skip.arguments import Arguments, FirstValues, read_arguments
 from rlskip.skip.call import Call
-from rlskip.skip.names import NEUTRAL_META
+from rlskip.skip.names import ALL, NEUTRAL_META, SELF
 from rlskip.skip.notices import Notices
 from rlskip.skip.plain import plain_or_not
 from rlskip.store import DumpMeta, Identity, UnsupportedTypeError
@@ -68,6 +68,8 @@ class Identities:
                 compared[f"config.{key}"] = facts.value_at(key, typed)
         self.conditions = Identity.of(compared, noted)
         self._first: dict[str, FirstValues] = {}
+        # What the config or a stage ignores, and all that could have been meant.
+        self.ignored, self.met = {*(c.ignore or ())}, set[str]()
 
     def of_call(self, call: Call) -> Identity:
         """What the call's rollouts depend on; without prompts where something is not comparable.
@@ -110,6 +112,10 @@ class Identities:
             return None
         first = self._first.setdefault(stage.name, FirstValues())
         call.compared = found = read_arguments(call, self._local_config.ignore or (), first)
+        self.ignored |= {*stage.ignore}
+        if self.ignored:
+            given = (*call.arguments, *stage.whole.signature.parameters)
+            self.met |= {ALL, _CODE, *SELF, *given, *found.code.reads}
         if stage.identity is None and (found.left or found.changing):
             self._notices.leave(stage.name, found.left, found.changing)
         return found

@@ -312,6 +312,7 @@ class SkipManager:
 def _say_what_is_kept() -> None:
     """Of a job that no summary ends: after Ctrl-C say how many steps of each role are dumped."""
     if getattr(sys, "last_type", None) is not KeyboardInterrupt:
+        said.warn_of_unmet(SkipManager.skip_instances)
         for role, skip in SkipManager.skip_instances.items():
             if skip.recorder is not None and not skip.was_listed:
                 said.warn_of_unlisted(role, skip.local_config)

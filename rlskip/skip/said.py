@@ -77,6 +77,16 @@ def warn_of_unlisted(role: str, local_config: Any) -> None:
     log.warning(what, role, as_given("skip.steps", role, local_config), local_config.steps)
 
 
+def warn_of_unmet(roles: Mapping[str, Role]) -> None:
+    """Warn of names in an ``ignore`` that no stage of the job had, so that they say nothing."""
+    kept = [skip.dumps.identities for skip in roles.values() if skip.dumps is not None]
+    met = {name for one in kept for name in one.met}
+    unmet = sorted({n for one in kept for n in one.ignored if n.partition(".")[0] not in met})
+    if met and unmet:
+        what = "rlskip: skip.ignore or annotate(ignore=...) names %s, which no stage has: a typo?"
+        log.warning(what, ", ".join(unmet))
+
+
 def why_uncalled(bypassed: Collection[str]) -> str:
     """Why a role that is on was not called, and what to type instead."""
     if names := ", ".join(name for name, one in attached.items() if not one.stages):

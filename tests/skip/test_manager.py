@@ -280,6 +280,25 @@ def test_steps_that_a_loop_does_not_reach_are_told_as_it_ends(
     assert warned.text.count(what) == bool(lists)
 
 
+@pytest.mark.parametrize(
+    ("typed", "own", "unmet"),
+    [
+        (["nmae", "name", "other", "len.x", "self.a", "*"], ["promts.a"], "nmae, promts.a"),
+        (["name.lr"], ["extra"], ""),
+    ],
+)
+def test_names_that_no_stage_has_are_told_as_it_ends(
+    init: Callable[..., Path], warned: Any, typed: list[str], own: list[str], unmet: str
+) -> None:
+    init(ignore=typed, at=1)
+    first = SkipManager.annotate("rollout", ignore=own)(lambda prompts, name=1, **more: len([]))
+    first([1], extra=1)
+    SkipManager.annotate("rollout")(lambda prompts, other=1: 1)([2])
+    importlib.import_module("rlskip.skip.manager")._say_what_is_kept()
+    assert warned.text.count("rlskip: skip.ignore or annotate(ignore=...)") == bool(unmet)
+    assert f"names {unmet}, which no stage has" in warned.text or not unmet
+
+
 def test_steps_that_were_not_dumped_are_counted_as_a_loop_ends(
     init: Callable[..., Path], warned: Any
 ) -> None:
