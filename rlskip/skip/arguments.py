@@ -247,7 +247,7 @@ class Arguments:
                 self._shaping[place] = data, owner
         elif kind != "leaf":
             self._enter(place, part, owner, levels - 1, quiet)
-        elif not quiet and part is not None and not is_time(part):
+        elif not quiet and (part is not None or name in self.code.named) and not is_time(part):
             self.left[place] = in_words(part)
 
 

@@ -131,7 +131,7 @@ def is_sealed(kind: type) -> bool:
 
 def in_words(value: Any) -> str:
     """What a message calls a value that is not compared."""
-    return f"a {type(value).__qualname__}"
+    return "None" if value is None else f"a {type(value).__qualname__}"
 
 
 def is_whole_config(fields: Any) -> bool:

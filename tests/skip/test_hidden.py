@@ -180,6 +180,16 @@ def test_ignore_and_identity_of_the_stage_silence_it(run: Any) -> None:
         assert run(loop, options) == ""
 
 
+def test_an_attribute_that_the_stage_reads_is_named_where_it_is_none(run: Any) -> None:
+    def loop(style: Any, ran: list[int]) -> None:
+        own = SkipManager.annotate("rollout", stage="generate", ignore=["ran"])
+        reads = own(lambda prompts, sampler, ran: ran.append(sampler.style))
+        reads([1], Plain(1.0, style=style, tone=None), ran)
+
+    assert run(loop, "a") == "generated"
+    assert "the same dump: sampler.style (None); annotate" in run(loop, None)
+
+
 class Decaying:
     """A trainer whose temperature decays in the stage, in the loop, or in an object it holds."""
 
