@@ -70,8 +70,13 @@ def _simpler(value: Any) -> Any:
         if value.shape and value.nbytes > _MAX_ARRAY:
             raise _TooLarge(f"an array of {value.nbytes} bytes")
         return value
-    if (kept := unwrapped(value)) is not value and issubclass(cls, enum.Enum):
-        return {Marked("<type>"): f"{cls.__qualname__}.{value._name_}", "value": kept}
+    if issubclass(cls, enum.Enum):
+        own = {k: v for k, v in stored.attributes_of(value).items() if k[:1] != "_"}
+        # Of those only what cannot lead back to the member.
+        own = {k: v for k, v in own.items() if is_single(v) and not isinstance(v, enum.Enum)}
+        if own or unwrapped(value) is not value:
+            marked = {Marked("<type>"): f"{cls.__qualname__}.{value._name_}"}
+            return {**marked, "value": value._value_, **own}
     if issubclass(cls, bytes | bytearray) and len(value) > _MAX_ARRAY:
         raise _NotPlain(in_words(value))
     is_single_or_list = kind == "leaf" or (kind == "list" and not hasattr(cls, "_fields"))

@@ -31,6 +31,16 @@ class Mode(enum.Enum):
     SAMPLED = 2
 
 
+def tone(template: str) -> enum.Enum:
+    class Tone(enum.Enum):
+        POLITE = 1
+
+        def __init__(self, number: int) -> None:
+            self.template, self.fallback = template, self
+
+    return Tone.POLITE
+
+
 @dataclass
 class Sampling:
     temperature: float = 1.0
@@ -160,6 +170,7 @@ OTHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"x": None}, {}, "x: absent now, None"),
     ({}, {"top_k": 5}, "top_k: 5 now, absent"),
     ({"x": Mode.GREEDY}, {"x": Mode.SAMPLED}, "x: '<Mode.SAMPLED 2>' now"),
+    ({"x": tone("a")}, {"x": tone("b")}, "x.template: 'b' now, 'a' in"),
     ({"x": Sampling(0.5)}, {"x": Sampling(0.6)}, "x.temperature: 0.6 now, 0.5"),
     ({"x": SimpleNamespace(k=1)}, {"x": Namespace(k=2)}, "x.k: 2 now"),
     ({"x": Decimal("1.5")}, {"x": Decimal("1.6")}, "x: \"<Decimal('1.6')>\" now"),
