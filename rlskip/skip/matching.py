@@ -84,6 +84,9 @@ class CallMatching:
         """
         source, names, store = call.step, call.visit.in_order, self._dumps.store
         if "" not in names:
+            if call.visit.listed:
+                what = "the first dump of step %d is missing, so that its others are not repeated"
+                self._dumps.notices.once(f"headless {call.step}", what, call.step)
             nearest = store.nearest(call.step)
             if nearest is None or nearest == call.step:  # written in this visit
                 return None

@@ -72,13 +72,16 @@ def test_each_call_is_counted_and_the_reason_of_a_miss_is_logged(
     assert "no dump of the step that is left was made for such a call" in caplog.text
 
 
-def test_a_repeat_takes_sound_dumps_and_keeps_what_it_generates(dumped_calls: Any) -> None:
+def test_a_repeat_takes_sound_dumps_and_keeps_what_it_generates(
+    dumped_calls: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     dumps = dumped_calls({1: "ab"}, action="repeat")
     for damaged in dumps.rglob("1.*/gen_batch.dp"):
         damaged.write_bytes(damaged.read_bytes()[::-1])
     assert step(1, *"wxy") == ["a1", "x1", "a1"], "the last one that is sound"
     shutil.rmtree(next(dumps.rglob("1")))
     assert (step(2), step(1, *"cx")) == ([], ["c2", "x3"]), "none to repeat without its first"
+    assert caplog.text.count("the first dump of step 1 is missing") == 1
     dumped_calls({}, on_miss="error")
     assert {*step(1, *"cxx")} == {"c2", "x1", "x3"}
 
