@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from rlskip._hydra import sets_own_key
 from rlskip.config.check import look_up
-from rlskip.config.facts import HostFacts, Origin
+from rlskip.config.facts import HostFacts, Origin, retire_legacy_flag
 from rlskip.config.nodes import add_callback, find_node, read_record, record_chosen_by
 from rlskip.config.settings import SkipSettings, read_skip, why_off
 from rlskip.config.skip import RoleConfig, role_configs, to_generate
@@ -50,6 +50,8 @@ def explain(command: Sequence[str]) -> list[Finding]:
     roles = settings.roles
     findings = [*_sweep(config, split), *_wiring(config, split, bool(roles)), *about]
     try:
+        if "rollout" in roles and split.multirun:
+            retire_legacy_flag(config, reaches_task=False)
         if roles and is_verls(config):
             judge(config.copy(), settings, split.module)
     except RlskipError as error:
