@@ -211,7 +211,7 @@ class RolloutDispatcher:
         try:
             self._host.within(timeouts.CLOSE_S, self._pool.close)
         except Exception as error:
-            logger.warning("the pool was not closed properly: %s", text_of(error))
+            logger.warning("rlskip: the pool was not closed properly: %s", text_of(error))
         self._host.close()
         self._host.thread.join(max(0.0, deadline - time.monotonic()))
 

@@ -270,10 +270,10 @@ class Groups:
         allowed = self._config.max_retries if is_machine else self._config.max_data_retries
         job.failures[is_machine] += 1
         if job.failures[is_machine] <= allowed:
-            logger.warning("%s failed and is tried again: %s", job, text_of(failure))
+            logger.warning("rlskip: %s failed and is tried again: %s", job, text_of(failure))
             self._scheduler.retry(job)
             return
-        logger.error("%s failed for good: %s", job, text_of(failure), exc_info=failure)
+        logger.error("rlskip: %s failed for good: %s", job, text_of(failure), exc_info=failure)
         job.error = cause_of(failure)
         self._scheduler.done(job)
         self._end(job)

@@ -120,9 +120,9 @@ def read_sessions(path: Path, identity: Identity) -> dict[Hashable, Any]:
         ("holds sessions of another run, which are not resumed", refused),
     ):
         if differences:
-            logger.warning("%s %s: %s", path, what, "; ".join(sorted(differences)))
+            logger.warning("rlskip: %s %s: %s", path, what, "; ".join(sorted(differences)))
     if damaged:
-        logger.warning("%s: skipped %d damaged bytes", path, damaged)
+        logger.warning("rlskip: %s: skipped %d damaged bytes", path, damaged)
     return entries
 
 
@@ -203,4 +203,4 @@ class JournalWriter:
         """Say that sessions are not journaled: if killed, the step starts over."""
         if cause != self._warned:
             self._warned = cause
-            logger.warning("%s: sessions are not journaled: %s", where, cause)
+            logger.warning("rlskip: %s: sessions are not journaled: %s", where, cause)

@@ -117,7 +117,7 @@ class Pool(ABC):
         if number in self._there and self._there[number] is worker:
             self._there.pop(number).close()
             why = " ".join(text_of(as_failure(cause)).split())
-            logger.warning("worker %d ended: %s", number, why)
+            logger.warning("rlskip: worker %d ended: %s", number, why)
             self.groups.worker_changed(number, WorkerLostError(f"worker {number} died: {why}"))
             self._tasks[number] = asyncio.ensure_future(self._replace(number))
 
@@ -127,7 +127,7 @@ class Pool(ABC):
             try:
                 await self._hire(number)
             except Exception as error:
-                logger.warning("worker %d is not replaced: %s", number, text_of(error))
+                logger.warning("rlskip: worker %d is not replaced: %s", number, text_of(error))
                 if not isinstance(error, self.passing):
                     break
         self._tasks.pop(number, None)

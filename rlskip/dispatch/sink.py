@@ -136,12 +136,13 @@ class Journals:
                     found[prompt.uid][session] = entry
         path = self._store.directory / journal_name(batch.step)
         if count := sum(map(len, found.values())):
-            text = "step %d: %d of %d sessions are resumed from %s"
+            text = "rlskip: step %d: %d of %d sessions are resumed from %s"
             logger.info(text, batch.step, count, batch.report.sessions, path)
         elif not refused and is_new and entries:
             refused["they are of other prompts"] = len(entries)
         for cause, number in refused.items():
-            logger.warning("%s: %d sessions are not resumed: %s", path, number, cause)
+            text = "rlskip: %s: %d sessions are not resumed: %s"
+            logger.warning(text, path, number, cause)
         return found
 
     def _open(self, step: int) -> tuple[contextlib.ExitStack, dict[Hashable, Any]]:
@@ -300,7 +301,7 @@ class Sink:
         if error is not None and not job.error:
             job.rows = None
             job.error = cause_of(as_failure(error), "its rows could not be written: ")
-            logger.error("%s failed: %s", job, job.error)
+            logger.error("rlskip: %s failed: %s", job, job.error)
             if not isinstance(error, NoAnswerError):  # else it may have both yet
                 error = await self._try(self._put_all, [job])
         return error

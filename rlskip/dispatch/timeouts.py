@@ -101,7 +101,7 @@ class LoopThread:
             try:
                 call(*args)
             except BaseException:  # the other calls are made all the same
-                logger.exception("%r failed", call)
+                logger.exception("rlskip: %r failed", call)
 
     def ask(self, call: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Await ``call(*args)`` there; returns a future of ``concurrent.futures``."""
@@ -134,7 +134,7 @@ class LoopThread:
             try:
                 self.loop.run_forever()
             except BaseException:  # a task of a worker's own raised SystemExit, for example
-                logger.exception("the event loop of %s goes on", self.thread.name)
+                logger.exception("rlskip: the event loop of %s goes on", self.thread.name)
         with contextlib.suppress(BaseException):
             tasks = asyncio.all_tasks(self.loop)
             for task in tasks:

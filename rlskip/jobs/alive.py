@@ -206,7 +206,7 @@ def sweep(root: Path) -> dict[str, str]:
             try:
                 _remove(work, name, owner)
                 removed[name] = why
-                logger.info("removed %s: its job %s", work.path / name, why)
+                logger.info("rlskip: removed %s: its job %s", work.path / name, why)
             except OSError:
                 kept.add(owner[:16])
     return removed

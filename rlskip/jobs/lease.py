@@ -106,7 +106,7 @@ class SingleFlight:
             if go or not is_needed:
                 return lease if is_needed else None
             if not is_told and self._ranks.rank == 0:
-                text = "another job generates step %d; waiting for it, %g s at most"
+                text = "rlskip: another job generates step %d; waiting for it, %g s at most"
                 logger.warning(text, step, self._wait_s)  # the job seems to hang
             is_told = True
             self._sleep(self._poll_s)
@@ -117,12 +117,13 @@ class SingleFlight:
             if lease.acquire():
                 return True
             if (why := alive.sweep(self._directory).get(lease.name)) is not None:
-                logger.warning("the job that generated step %d %s; taking over", step, why)
+                logger.warning("rlskip: the job that generated step %d %s; taking over", step, why)
                 return lease.acquire()
         except OSError as error:
-            logger.warning("no lease for step %d, another job may generate it too: %s", step, error)
+            text = "rlskip: no lease for step %d, another job may generate it too: %s"
+            logger.warning(text, step, error)
             return True
         if waited > self._wait_s:
-            text = "timed out after %.0f s of waiting for step %d; generating it"
+            text = "rlskip: timed out after %.0f s of waiting for step %d; generating it"
             logger.warning(text, waited, step)
         return waited > self._wait_s

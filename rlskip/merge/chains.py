@@ -89,5 +89,5 @@ def link(rows: Rows, config: MergeConfig) -> list[list[Chain]]:
         remedy = "merge.on_overlong=split stops merging at the turn before"
         where = f"{RESPONSES}[{first}]"
         expect(config.on_overlong == "warn", f"{what} (merge.max_seq_len)", where, remedy)
-        logger.warning("%s (merge.on_overlong=warn)", what)
+        logger.warning("rlskip: %s (merge.on_overlong=warn)", what)
     return linked

@@ -62,7 +62,7 @@ class GroupFilter:
             # neither, so it would count as variance.
             if odd := [value for value in its if not math.isfinite(value)]:
                 group.varies = False
-                log.warning("prompt %s is rejected: the metric of a row is %s", group.uid, odd[0])
+                log.warning("rlskip: prompt %s is rejected: a metric is %s", group.uid, odd[0])
 
 
 class SampleCall:
@@ -162,7 +162,7 @@ class SampleCall:
         for cause, groups in found.items():
             self._gone[cause] += groups
             if cause != "rejected":
-                log.warning("%s: prompts are %s:%s", self, cause, _names(_outcomes(groups)))
+                log.warning("rlskip: %s: prompts are %s:%s", self, cause, _names(_outcomes(groups)))
 
     # -- which groups are sampled --------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class SampleCall:
         short = [outcome for outcome in _outcomes(complete[:size]) if not outcome.complete]
         if short:
             self._short = len(short)
-            log.warning("%s: returning groups with missing sessions:%s", self, _names(short))
+            log.warning("rlskip: %s: returning groups that lack sessions:%s", self, _names(short))
         return complete[:size]
 
     def _waits_for_old(self) -> bool:
@@ -234,7 +234,7 @@ class SampleCall:
                 raise self._error(what, running, remedy, ReplayTimeoutError)
             self._logged = now
             said += _names(_outcomes(running))
-            log.info("%s: waiting for %.0f of %.0f s; %s", self, waited, timeout_s, said)
+            log.info("rlskip: %s: waiting for %.0f of %.0f s; %s", self, waited, timeout_s, said)
         return min(self._started + timeout_s, self._logged + interval_s) - now
 
     def _rejections(self) -> str:

@@ -100,7 +100,7 @@ class Verdicts:
     def _warn(self, what: str, error: Exception) -> Any:
         if what not in self._warned:
             self._warned.add(what)
-            log.warning("%s: the verdicts here %s: %s", self.directory, what, error)
+            log.warning("rlskip: %s: the verdicts here %s: %s", self.directory, what, error)
         return ABSENT
 
 

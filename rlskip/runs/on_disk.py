@@ -228,5 +228,5 @@ def folder_names(path: Path) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):  # it was there a moment ago
         return []
     except OSError as error:
-        log.warning("%s cannot be listed: %s; it counts as empty", path, error.strerror)
+        log.warning("rlskip: %s cannot be listed: %s; it counts as empty", path, error.strerror)
         return []

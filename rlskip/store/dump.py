@@ -151,7 +151,7 @@ def _there(place: Place) -> DumpMeta | None:
     def keep(place: Place, _: str, judged: os.stat_result) -> None:
         with contextlib.suppress(FileNotFoundError):  # another process was quicker
             kept = move_away(place, judged)
-            logger.warning("%s holds no readable dump. It is kept as %s", place.directory, kept)
+            logger.warning("rlskip: %s holds no readable dump; kept as %s", place.directory, kept)
 
     try:
         with opened(place, keep) as here:
@@ -160,7 +160,7 @@ def _there(place: Place) -> DumpMeta | None:
         raise OSError(errno.EIO, error.what, error.where) from error
     except (CorruptDumpError, AbsentDumpError):
         return None
-    logger.info("%s has a dump already", place.directory)
+    logger.info("rlskip: %s has a dump already", place.directory)
     return other
 
 

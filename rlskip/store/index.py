@@ -187,4 +187,4 @@ def append(directory: Path, dumps: Sequence[IndexedDump]) -> None:
             for dump in dumps:
                 file.write(dump.line)
     except OSError as error:
-        logger.debug("the index of %s cannot be written: %s", directory, error)
+        logger.debug("rlskip: the index of %s cannot be written: %s", directory, error)

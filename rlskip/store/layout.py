@@ -260,7 +260,7 @@ class Listing:
         except FileNotFoundError:
             pass
         except OSError as error:
-            text = "%s cannot be listed: %s; it counts as empty"
+            text = "rlskip: %s cannot be listed: %s; it counts as empty"
             logger.warning(text, self.directory, error)
             return Listed()
         is_settled = changed is not None and time.time() - changed / 1e9 > _TICK_S

@@ -139,7 +139,7 @@ class StepStore:
         finally:  # whoever has found one does not read on
             if unread:
                 more = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
-                logger.warning("%s%s; it counts as absent", unread[0], more)
+                logger.warning("rlskip: %s%s; it counts as absent", unread[0], more)
 
     # -- saving --------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class StepStore:
                 try:
                     self._remove_old(self._keep_last, meta.step)
                 except Exception as error:
-                    text = "old dumps in %s cannot be removed: %s"
+                    text = "rlskip: old dumps in %s cannot be removed: %s"
                     logger.warning(text, self.directory, error)
         return meta, True
 
@@ -226,7 +226,7 @@ class StepStore:
             for place in reversed(families[step]):
                 with contextlib.suppress(FileNotFoundError):  # another process was quicker
                     remove(place.directory, self.directory)
-            logger.info("removed the dumps of step %d: keep_last=%d", step, keep_last)
+            logger.info("rlskip: removed the dumps of step %d: keep_last=%d", step, keep_last)
 
     # -- loading -------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class StepStore:
             return None
         except OSError as error:
             becomes = f". It stays there, because it cannot be renamed: {error}"
-        logger.warning("%s cannot be used: %s%s", place.directory, reason, becomes)
+        logger.warning("rlskip: %s cannot be used: %s%s", place.directory, reason, becomes)
         return place.root / kept if kept else None
 
 

@@ -148,7 +148,7 @@ class Writer:
                 self._thread.start()
                 return
             except RuntimeError as error:  # no thread left, or the interpreter ends
-                logger.warning("dumps are written without a separate thread: %s", error)
+                logger.warning("rlskip: dumps are written without a separate thread: %s", error)
         self._run()
 
     def _run(self) -> None:
@@ -156,7 +156,7 @@ class Writer:
             try:
                 job.run()
             except BaseException as error:  # the next dump is to be written
-                logger.warning("step %d is NOT dumped: %s", job.step, error)
+                logger.warning("rlskip: step %d is NOT dumped: %s", job.step, error)
             nbytes = job.nbytes
             del job  # its memory is free before anybody is told
             with self._changed:

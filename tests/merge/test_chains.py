@@ -100,5 +100,5 @@ def test_what_becomes_of_rows_past_the_limit(caplog):
         merged, _, _ = merge(three_turns, merge_config(max_seq_len=3, on_overlong="warn"))
     assert merged["response_ids"] == [[2, 3, 4, 5, 6]]
     (message,) = caplog.messages
-    assert message.startswith("2 turns would be merged into rows of more than 3 tokens")
+    assert message.startswith("rlskip: 2 turns would be merged into rows of more than 3 tokens")
     assert message.endswith("row 1, with 4 (merge.on_overlong=warn)")

@@ -65,6 +65,8 @@ def test_message(
         records = [one for one in caplog.records if (one.levelno, one.name) == (level, logger)]
         head = f"{logging.getLevelName(level)} of {logger}"
         said = "\n".join([head, *(record.getMessage() for record in records)])
+        # A log whose format has no name of a logger shows whose line it is.
+        assert all(record.getMessage().startswith("rlskip") for record in records)
     else:
         with pytest.raises(RlskipError) as caught:
             cause(tmp_path)

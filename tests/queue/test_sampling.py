@@ -82,7 +82,7 @@ def test_a_timeout_names_uids_and_sessions(make_buffer, rollouts, clock, caplog)
     )
     assert [prompt.uid for prompt in error.value.prompts] == ["slow", "open"]
     assert [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()] == [
-        f"partition 'train', step 1: waiting for {seconds} of 100 s; {said}"
+        f"rlskip: partition 'train', step 1: waiting for {seconds} of 100 s; {said}"
         for seconds in (30, 60, 90)
     ]
 
