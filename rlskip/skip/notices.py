@@ -68,7 +68,8 @@ class Notices:
             what = f"step {step} REPEATS {found}{source}; its prompts were not checked"
         else:
             what = f"a call of step {step} replayed from {found} (match=run){source}"
-        log.info("rlskip: %s", what)
+        own = "" if self.role in TRAINING_ROLES else f" (role {self.role})"
+        log.info("rlskip: %s%s", what, own)
         if not repeats:  # which compares nothing
             self._say_left()
         if not is_new:
@@ -177,7 +178,8 @@ class Notices:
         what = "changed since the dump was made, and not compared: "
         if shaping:
             named = ",".join(key for key in shaping if key in now)
-            advice = f"; {self.typed('skip.identity')}=[{named}] compares" if named else ""
+            it = "them" if "," in named else "it"
+            advice = f"; {self.typed('skip.identity')}=[{named}] compares {it}" if named else ""
             yield logging.WARNING, what + ", ".join(shaping.values()) + advice
         if others:
             yield logging.INFO, what + _first(others)

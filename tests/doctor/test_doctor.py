@@ -119,7 +119,8 @@ def test_what_changed_since_the_dumps_were_made_is_listed(explain: Any, app: Pat
     said = explain(*on, *now, config="temperature: 1.0\nlr: 0.1\n")
     found = {f["level"]: f["what"] for f in findings(said) if "changed since" in f["what"]}
     assert (
-        "temperature (1.0 then, 0.5 now); skip.identity=[temperature] compares" in found["warning"]
+        "temperature (1.0 then, 0.5 now); skip.identity=[temperature] compares it"
+        in found["warning"]
     )
     assert "lr (0.1 then, 0.2 now)" in found["note"]
     assert "if prompts and arguments are the same" in said_of(said, "rollout")

@@ -71,6 +71,18 @@ def test_off_policy_is_said_once(
     assert shown[1] == "rlskip: step 2 replayed"
 
 
+def test_a_replay_of_a_role_of_the_users_own_names_it(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        init("values")
+        for step in (1, 2):
+            SkipManager.set_step(step)
+            SkipManager.annotate(role="values")(lambda prompts: prompts)([step])
+    assert "rlskip: step 2 replayed (role values)" in caplog.messages
+
+
 # -- what a host logs of a step's rollouts: how many were replayed, from where, what that saved --
 
 REPLAYED, OFF_POLICY, SAVED = "rlskip/replayed", "rlskip/off_policy", "rlskip/seconds_saved"
