@@ -71,7 +71,7 @@ def _view(target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any]) -> l
         ("fields", ", ".join(data["fields"]) or None),
         *_figures(data["figures"]),
         ("on disk", size(dump.size)),
-        ("in memory", size(meta.nbytes)),
+        ("in memory", size(meta.nbytes) if meta.nbytes else None),
         ("written", f"{meta.created} ({age(dump.written)} ago)"),
         ("by job", meta.info.get("job")),
         ("generated in", None if dump.seconds is None else duration(dump.seconds)),
