@@ -107,15 +107,19 @@ def test_a_job_of_another_host_lives_as_long_as_its_file_is_touched(
         ({"pid": 2**22 + 1}, True),  # more than Linux gives
         ({"pid": 2**22 + 1, "sees": "another host"}, False),
         ({"pid": 2**22 + 1, "began": None}, False),
+        ({"pid": 2**22 + 1, "sees": None}, False),  # nor does this host know what it sees
     ],
     ids=str,
 )
 def test_only_a_process_that_could_be_seen_has_ended(
-    change: dict[str, Any], ended: bool, root: Path
+    change: dict[str, Any], ended: bool, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own(root)
     (mine,) = (root / WORK).glob("job-*")
-    another_job(root, **{**json.loads(mine.read_text()), **change})
+    process = {**json.loads(mine.read_text()), **change}
+    another_job(root, **process)
+    sees = process["sees"] and alive._sees()
+    monkeypatch.setattr(alive, "_sees", lambda: sees)
     assert ("3" not in dict(held(root))) == ended
 
 

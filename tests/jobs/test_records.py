@@ -33,6 +33,7 @@ def test_events_are_counted_by_role_and_by_step_and_call(tmp_path: Path) -> None
     assert "0 bytes read, 0.0 s of" in str(Tally(seconds_saved=-0.1)), "loading may take longer"
     recorder = Recorder(tmp_path, "rollout")
     recorder.write("hit", run="e_p/shape", step=3, source=2, call="part-1")
+    recorder.write("dumped", run="e_p/shape", step=3, call="part-1")
     steps = tally_steps(tmp_path)["e_p/shape"]
     counted = {key: (t.hits, t.misses, t.seconds_saved) for key, t in steps.items()}
     assert counted == {(2, None): (2, 0, 3.0), (4, None): (0, 2, 0.0), (2, "part-1"): (1, 0, 0.0)}
