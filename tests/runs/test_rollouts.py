@@ -196,6 +196,7 @@ FIELDS = {"prompt": "asked", "response": "said", "reward": "won"}
         ({"group": "ids.task", "session": "ids.try"}, ["a", "b", "a"]),
         ({"n": 2}, ["0", "0", "1"]),
         ({}, ["0", "1", "0"]),  # equal prompts
+        ({"prompt": None}, ["0", "0", "0"]),  # nothing tells them apart
     ],
 )
 def test_a_stages_own_names_are_read(
