@@ -16,8 +16,8 @@ from rlskip.jobs.records import has_token, job_id, leave_token
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.stage_runner import log_unusable
-from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, TooLargeDumpError
+from rlskip.store.layout import Place
 
 # How long ranks wait for each other, in seconds: longer than a slow disk may hold one of them,
 # 600 s for room in its writer and 600 s for what that writes.
@@ -33,7 +33,7 @@ class Mismatch:
     ``hint`` is what may be set instead of ``on_mismatch``.
     """
 
-    key: Key
+    key: Place
     hint: str = ""
 
 
@@ -74,7 +74,7 @@ class SeveralRanks:
         generation = 0
         try:
             found = look(call)
-            if isinstance(found, Key):  # it is loaded first, so that a hit takes one exchange
+            if isinstance(found, Place):  # it is loaded first, so that a hit takes one exchange
                 call.loaded = load(call, found)
                 generation = int(call.meta.info.get("generation", "0"), 16)
         except BaseException as raised:  # once the other ranks know
@@ -111,7 +111,7 @@ class SeveralRanks:
         if isinstance(found, Mismatch):
             call.reason = f"another rank has no whole dump; {call.reason}"
             self._dumps.notices.generated(call)
-        elif isinstance(found, Key):  # else it would be found again, and be unequal again
+        elif isinstance(found, Place):  # else it would be found again, and be unequal again
             call.visit.take(found)
             call.replaces = found.call
         others = [str(rank) for rank, shard in enumerate(shards) if shard.differs]

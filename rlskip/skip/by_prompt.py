@@ -16,8 +16,8 @@ from rlskip.skip.dumps import Dumps
 from rlskip.skip.matching import CallMatching
 from rlskip.skip.prompt_rows import row_count
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
-from rlskip.skip.step_calls import Key
 from rlskip.store import DumpMeta
+from rlskip.store.layout import Place
 
 _CACHED = 1 << 30
 """Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
@@ -26,9 +26,9 @@ _CACHED = 1 << 30
 class PromptMatching(CallMatching):
     def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger) -> None:
         super().__init__(dumps, run, ledger)
-        self._cache: OrderedDict[tuple[Key, str], tuple[Any, int]] = OrderedDict()
+        self._cache: OrderedDict[tuple[Place, str], tuple[Any, int]] = OrderedDict()
 
-    def look_up(self, call: Call) -> Key | PromptGroups | None:
+    def look_up(self, call: Call) -> Place | PromptGroups | None:
         """The dump of this very call, else a group for each of its prompts."""
         if call.identity.prompts is None:
             return None
@@ -65,7 +65,7 @@ class PromptMatching(CallMatching):
         with call.timed(), self._ledger.lock:  # calls may be side by side
             rollouts = self._assemble(call, found)
         for key, meta in found.metas.items():
-            self._dumps.notices.changed(meta, self._dumps.stores[key.size].directory)
+            self._dumps.notices.changed(meta, key.root)
             if meta.identity is not None:
                 present = call.identity.for_prompts(meta.identity.prompts)
                 self._dumps.identities.differences(present, meta)  # logs what is noteworthy
@@ -105,11 +105,11 @@ class PromptMatching(CallMatching):
         dumps = functools.partial(map, self._loaded, metas.keys(), metas.values())
         return Assembly(parts, fields, picks, *of_batch, dumps).batch()
 
-    def _loaded(self, key: Key, meta: DumpMeta) -> Any:
+    def _loaded(self, key: Place, meta: DumpMeta) -> Any:
         """A dump, which the next batch may need, too."""
         name = key, meta.checksum
         if name not in self._cache:
-            store = self._dumps.stores[key.size]
+            store = self._dumps.stores[key.root]
             self._cache[name] = store.load(key.step, call=key.call, meta=meta), meta.nbytes
         self._cache.move_to_end(name)
         while len(self._cache) > 1 and sum(n for _, n in self._cache.values()) > _CACHED:

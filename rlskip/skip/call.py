@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rlskip.jobs.served import Needs
     from rlskip.skip.prompt_rows import PromptRows
     from rlskip.skip.run_dumps import PromptGroups
-    from rlskip.skip.step_calls import Key
+    from rlskip.store.layout import Place
 
 PromptsSpec = str | Callable[..., Any] | None
 IdentitySpec = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
@@ -147,7 +147,7 @@ class Call:
     identity: Any = attrs.field(init=False, default=None)
     compared: Any = attrs.field(init=False, default=None)
     #: The dump that serves it, if any, the meta that was judged, and what the ledger knows of it.
-    found: Key | PromptGroups | None = attrs.field(init=False, default=None)
+    found: Place | PromptGroups | None = attrs.field(init=False, default=None)
     meta: Any = attrs.field(init=False, default=None)
     parts: Sequence[Hashable] = attrs.field(init=False, default=())
     #: The name of the dump that its own replaces, if any, and why no dump serves it.
@@ -155,8 +155,8 @@ class Call:
     reason: str = attrs.field(init=False, default="")
     #: What its dump is, if no other call of the process has written one of that name; and once it
     #: is written, unless another job has dumped this very call meanwhile.
-    writes: Key | None = attrs.field(init=False, default=None)
-    written: Key | None = attrs.field(init=False, default=None)
+    writes: Place | None = attrs.field(init=False, default=None)
+    written: Place | None = attrs.field(init=False, default=None)
     #: By what journals tell it from equal calls that were generated before, and are again: it
     #: resumes none of their sessions.
     again: str = attrs.field(init=False, default="")

@@ -22,9 +22,10 @@ from rlskip.skip.matching import CallMatching
 from rlskip.skip.role import Role, present
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
 from rlskip.skip.stage_runner import log_unusable, not_dumped
-from rlskip.skip.step_calls import Key, StepCalls, next_name
+from rlskip.skip.step_calls import StepCalls, next_name
 from rlskip.store import AbsentDumpError, DumpError, DumpMeta, WriterTimeoutError
 from rlskip.store.dump import NewDump
+from rlskip.store.layout import Place
 from rlskip.store.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,8 @@ class CallRole(Role):
     def replay(self, call: Call) -> Any:
         found = call.found
         if found is None:
-            raise AbsentDumpError("no dump serves this call", self.dumps.path_of(Key(call.step)))
+            where = str(self.dumps.store.place(call.step).directory)
+            raise AbsentDumpError("no dump serves this call", where)
         try:
             # Ranks have loaded it to agree.
             loaded, call.loaded = call.loaded or self._matching.load(call, found), None
@@ -186,7 +188,7 @@ class CallRole(Role):
                 self._matching.take(call, found)
                 call.cleanup.add(self._undo, call)
 
-    def _look_up(self, call: Call) -> Key | PromptGroups | Mismatch | None:
+    def _look_up(self, call: Call) -> Place | PromptGroups | Mismatch | None:
         """Name the call, and find what serves it; what cannot be read counts as absent."""
         try:
             self._name(call)
@@ -220,7 +222,7 @@ class CallRole(Role):
         """
         over = None
         while True:
-            key = Key(call.step, dump.place.call)
+            key = dump.place
             meta, is_own = self.dumps.store.write(dump, over)
             if not is_own and self._is_anothers(call, key, meta):
                 # It may serve the call that it was made for, which may be one of this visit.
@@ -239,7 +241,7 @@ class CallRole(Role):
             call.written = key
             call.cleanup.add(self._undo, call)
 
-    def _is_anothers(self, call: Call, key: Key, there: DumpMeta) -> bool:
+    def _is_anothers(self, call: Call, key: Place, there: DumpMeta) -> bool:
         """Whether another call's dump has this name, which may serve that one yet."""
         fits = not there.identity or call.identity.fits(there.identity)
         return not fits or self._matching.has_served(key, call)
@@ -248,11 +250,11 @@ class CallRole(Role):
         """The name of the dump to write: what it `replaces`, else the first free from `name` on."""
         visit, step = call.visit, call.step
         while replaces is None and (
-            Key(step, name) in visit.taken
+            self.dumps.store.place(step, name) in visit.taken
             or (name in visit.listed and self.dumps.store.read_meta(step, name))
         ):
             name = next_name(call.name, name)
-        key = Key(step, name if replaces is None else replaces)
+        key = self.dumps.store.place(step, name if replaces is None else replaces)
         visit.take(key)
         is_told = self.local_config.match != "step" and not call.by_hand  # a visit is enough
         call.writes = key if is_told and self.ledger.write(key) else None

@@ -27,11 +27,10 @@ from rlskip.skip.identities import Identities
 from rlskip.skip.kept_config import FOLDER, flat_config, holds_time, keep_config, value_in
 from rlskip.skip.notices import Notices
 from rlskip.skip.prompt_rows import rows_per_prompt
-from rlskip.skip.step_calls import Key
 from rlskip.store import CorruptDumpError, DumpMeta, StepStore, run_directory
 from rlskip.store.identity import ABSENT
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
-from rlskip.store.layout import refuse_links
+from rlskip.store.layout import Place, refuse_links
 
 _FITTING = frozenset({"attention", "prompt_mask", "mask", "log_probs", "reward"})
 """What has a value for each token."""
@@ -163,19 +162,18 @@ class Dumps:
         return bool(self.local_config.match == "prompt")
 
     @functools.cached_property
-    def stores(self) -> dict[str, StepStore]:
-        """Where the role's dumps are looked for: "" is its own store."""
-        return {"": self.store, **self.other_sizes()}
+    def stores(self) -> dict[Path, StepStore]:
+        """Where the role's dumps are looked for, by their directories: first its own store."""
+        return {store.directory: store for store in (self.store, *self.other_sizes())}
 
-    def other_sizes(self) -> dict[str, StepStore]:
-        """The directories of the run with other numbers of prompts a step, by their names.
+    def other_sizes(self) -> list[StepStore]:
+        """The directories of the run with other numbers of prompts a step.
 
         None unless calls are served prompt by prompt.
         """
-        others = self.notices.other_sizes() if self.by_prompt else {}
-        return {name: self.store_at(path) for name, path in others.items()}
+        return [*map(self.store_at, self.notices.other_sizes() if self.by_prompt else ())]
 
-    def reject(self, what: str, found: Key, hint: str = "", *, replaces: bool = True) -> None:
+    def reject(self, what: str, found: Place, hint: str = "", *, replaces: bool = True) -> None:
         """Raise MismatchError for `what` if ``on_mismatch`` is ``error``; else the stage runs.
 
         Then the dump is quarantined if what the stage returns `replaces` it.
@@ -183,7 +181,7 @@ class Dumps:
         if self.local_config.on_mismatch == "error":
             runs = "runs the stage"
             runs += " and replaces the dump (the old one is quarantined)" if replaces else ""
-            raise MismatchError(what, self.path_of(found), self.ways_out(runs, hint))
+            raise MismatchError(what, str(found.directory), self.ways_out(runs, hint))
         if replaces:
             self.store.quarantine(found.step, what, found.call)
 
@@ -199,10 +197,7 @@ class Dumps:
         ways = [way for way in ways if way]
         return ways[0] if len(ways) == 1 else f"choose one: {'; '.join(ways)}"
 
-    def path_of(self, found: Key) -> str:
-        return str(self.stores[found.size].directory / found.place.name)
-
-    def check_fields(self, rollouts: Any, meta: DumpMeta, call: Call, found: Key) -> None:
+    def check_fields(self, rollouts: Any, meta: DumpMeta, call: Call, found: Place) -> None:
         """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs.
 
         What the stage did not return when it was needed then does not count: nor would it now.
@@ -213,11 +208,11 @@ class Dumps:
         never = never if isinstance(never, list) else []
         if lacking := [name for name in call.stage.lacks(rollouts) if name not in never]:
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
-            self.reject(what, found, replaces=not found.size)
+            self.reject(what, found, replaces=found.root == self.directory)
             if found == call.found and found.step == call.step:
                 call.replaces = found.call  # as a mismatch: what is generated has its name
             call.again += f"-{meta.checksum}"  # its sessions in a journal lack it, too
-            raise CorruptDumpError(what, self.path_of(found))
+            raise CorruptDumpError(what, str(found.directory))
 
     def without_dropped(self, rollouts: Any) -> Any:
         unwanted = self.local_config.drop_fields or []

@@ -14,9 +14,10 @@ from rlskip.skip.dumps import Dumps
 from rlskip.skip.names import seems_to_shape
 from rlskip.skip.prompt_rows import PromptRows
 from rlskip.skip.run_dumps import PromptGroups, RunDumps
-from rlskip.skip.step_calls import Key, StepCalls
+from rlskip.skip.step_calls import StepCalls
 from rlskip.store import DumpMeta
 from rlskip.store.index import PROMPTS
+from rlskip.store.layout import Place
 
 
 class CallMatching:
@@ -32,14 +33,14 @@ class CallMatching:
             return None
         return self._in_step(call) or (self._elsewhere(call) if config.match == "run" else None)
 
-    def _in_step(self, call: Call) -> Key | None:
+    def _in_step(self, call: Call) -> Place | None:
         """The dump of the step itself that was made for such a call.
 
         One that records nothing of its call serves any, after those that were made for it.
         """
         visit: StepCalls = call.visit
         dumps = self._dumps
-        unnamed: tuple[Key, DumpMeta] | None = None
+        unnamed: tuple[Place, DumpMeta] | None = None
         served = set[str]() if dumps.local_config.match == "step" else visit.served(call.name)
         call.again = ""
         for key in visit.candidates(call.name, call.place):
@@ -64,7 +65,7 @@ class CallMatching:
         key, call.meta = unnamed
         return key
 
-    def _elsewhere(self, call: Call) -> Key | None:
+    def _elsewhere(self, call: Call) -> Place | None:
         """The nearest dump of another step that was made for such a call."""
         for key in self._run.find(call.identity.prompts, call.step):
             if self.has_served(key, call) or key in call.visit.taken:
@@ -77,7 +78,7 @@ class CallMatching:
                 return key
         return None
 
-    def _repeated(self, call: Call) -> Key | None:
+    def _repeated(self, call: Call) -> Place | None:
         """The dump of the call's place in the step itself, else in the nearest; else its last.
 
         A step without its first dump is none that could be repeated.
@@ -93,11 +94,11 @@ class CallMatching:
             source, names = nearest, store.in_order(nearest)
         if not names:
             return None
-        key = Key(source, names[min(call.place, len(names) - 1)])
+        key = store.place(source, names[min(call.place, len(names) - 1)])
         call.meta = store.read_meta(key.step, key.call)
         return None if call.meta is None else key
 
-    def has_served(self, key: Key, call: Call) -> bool:
+    def has_served(self, key: Place, call: Call) -> bool:
         """Whether the run has trained on the draws of a dump, at whatever step, so that none does.
 
         Under ``match=step`` another visit of the step is the same step again. What follows another
@@ -113,14 +114,21 @@ class CallMatching:
         if self._dumps.local_config.match != "step":
             call.parts = self._run.parts_of(found)
             self._ledger.serve(call.parts)
-        for key, checksum in _of_visit(call, found).items():
+        for key, checksum in self._of_visit(call, found).items():
             call.visit.take(key, checksum)
 
     def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
         """These did not serve the call after all: it failed, or they turned out to be unusable."""
         self._ledger.give_back(call.parts)
-        for key in _of_visit(call, found):
+        for key in self._of_visit(call, found):
             call.visit.give_back(key, is_lost=is_lost and key == found)
+
+    def _of_visit(self, call: Call, found: Place | PromptGroups) -> dict[Place, str]:
+        """The dumps that serve the call and no other one of its visit, with their checksums."""
+        if isinstance(found, Place):
+            return {found: call.meta.checksum}
+        own = self._dumps.directory, call.step
+        return {one.key: one.checksum for one in found if (one.key.root, one.key.step) == own}
 
     def load(self, call: Call, found: Any) -> tuple[Any, Any]:
         """The rollouts that serve the call, and the generators' states.
@@ -148,9 +156,9 @@ class CallMatching:
         visit, config, dumps = call.visit, self._dumps.local_config, self._dumps
         if config.action == SkipAction.REPEAT:
             return None
-        there = [Key(visit.step, call.name)]
+        there: Iterable[str] = [call.name]
         if not call.place:
-            there = [Key(visit.step, name) for name in visit.listed] if visit.is_whole else []
+            there = visit.listed if visit.is_whole else ()
         nearest = self._nearest(call, there)
         if nearest is None:
             if dumps.store.calls(visit.step):
@@ -196,14 +204,16 @@ class CallMatching:
         typed = self._dumps.notices.typed("skip.ignore")
         return f"'{typed}=[{','.join(names)}]' says that it does not count"
 
-    def _nearest(self, call: Call, keys: Iterable[Key]) -> tuple[Key, DumpMeta, list[str]] | None:
-        """The dump that differs least from the call, and in what; None where none does.
+    def _nearest(
+        self, call: Call, names: Iterable[str]
+    ) -> tuple[Place, DumpMeta, list[str]] | None:
+        """The dump of the step that differs least from the call, and in what; None: none does.
 
         One that does not differ at all another job has dumped meanwhile, or it has served another
         step: then no other dump is taken for this call's either.
         """
         differing, store = [], self._dumps.store
-        for key in keys:
+        for key in (store.place(call.step, name) for name in names):
             meta = None if key in call.visit.taken else store.read_meta(key.step, key.call)
             if meta is not None and meta.identity is not None:
                 differs = call.identity.differences(meta.identity)[0]
@@ -211,12 +221,4 @@ class CallMatching:
                     return None
                 differing.append((key, meta, differs))
         # By name where several differ in as much: not as the directory was listed.
-        return min(differing, key=lambda one: (len(one[2]), one[0].place.order), default=None)
-
-
-def _of_visit(call: Call, found: Key | PromptGroups) -> dict[Key, str]:
-    """The dumps that serve the call and no other one of its visit, with their checksums."""
-    if isinstance(found, Key):
-        return {found: call.meta.checksum}
-    keys = {group.key: group.checksum for group in found}
-    return {key: keys[key] for key in keys if not key.size and key.step == call.step}
+        return min(differing, key=lambda one: (len(one[2]), one[0].order), default=None)

@@ -20,9 +20,8 @@ from rlskip.config.skip import BUILT_IN_ROLES, TRAINING_ROLES, VALIDATION_ROLE, 
 from rlskip.skip.call import Call
 from rlskip.skip.kept_config import changed_keys, read_config
 from rlskip.skip.names import seems_to_shape
-from rlskip.skip.step_calls import Key
 from rlskip.store import DumpMeta
-from rlskip.store.layout import places_among, shape_of
+from rlskip.store.layout import Place, places_among, shape_of
 from rlskip_conf import NODES
 
 log = logging.getLogger(__name__)
@@ -58,9 +57,9 @@ class Notices:
         is_new = self.is_new(f"dumps of {job}, {meta.info.get('config')}")
         if is_new and self.is_new(f"dumps of {job}"):
             written = datetime.fromisoformat(meta.created).timestamp()
-            path = self.directory / (found.place.name if isinstance(found, Key) else "")
+            path = found.directory if isinstance(found, Place) else self.directory
             source = f" from {path}, made {age(written)} ago by job {job}"
-        if not isinstance(found, Key):
+        if not isinstance(found, Place):
             what = f"step {step} replayed: {found} (match=prompt){source}"
         elif found.step == step:
             what = f"{found} replayed{source}"
@@ -135,9 +134,9 @@ class Notices:
                 has = f"has dumps of {_steps_in(path)} steps, which are not found"
                 yield f"{run} {has}: {differs}"
 
-    def other_sizes(self) -> dict[str, Path]:
-        """The role's directories of other numbers of prompts a step, by that of the run."""
-        return {run.name: path for run, path, d in self._siblings() if {*d} == {"gbs"}}
+    def other_sizes(self) -> list[Path]:
+        """The role's directories of other numbers of prompts a step."""
+        return [path for _, path, differing in self._siblings() if {*differing} == {"gbs"}]
 
     def _siblings(self) -> Iterator[tuple[Path, Path, dict[str, tuple[str, str]]]]:
         """The run's directories of other batch sizes or lengths, and the role's there, with dumps.

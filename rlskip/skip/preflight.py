@@ -20,7 +20,6 @@ from rlskip.jobs.ranks import shard
 from rlskip.skip.agreement import only_on_one_rank
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.role import Role
-from rlskip.skip.step_calls import Key
 from rlskip.store import DumpError, DumpMeta, Identity, StepStore
 from rlskip.store.layout import journal_name
 
@@ -68,7 +67,7 @@ def unusable(
     # The role's own store makes the ranks agree; not all of them need ask here.
     rank, ranks = shard()
     store = dumps.store_at(dumps.directory, rank=rank, world_size=ranks, quarantines=False)
-    stores = [store, *dumps.other_sizes().values()]
+    stores = [store, *dumps.other_sizes()]
     if local.action == SkipAction.REPEAT and not dumps.by_prompt:  # it compares nothing
         why |= dict.fromkeys(listed, "" if store.nearest(0) is None else None)
     elif local.match == "step":
@@ -108,7 +107,7 @@ def _why_not(
     if len(places) <= max(places) and (gaps := {*range(max(places))} - {*places}):
         return f"lack call {compact(sorted(gaps))}, whose dump is missing or damaged"
     if lost := sorted((calls - metas.keys()) | ({*store.quarantined(step)} - calls)):
-        named = ", ".join(Key(step, call).place.name for call in lost)
+        named = ", ".join(store.place(step, call).name for call in lost)
         return f"lack {named}, which is damaged (once made again, prune --quarantined forgets it)"
     if differs := _made_for_others(dumps, metas.values(), called_with):
         return differs

@@ -41,7 +41,6 @@ from rlskip.skip.groups import (
 )
 from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import Group, RunDumps, groups_in
-from rlskip.skip.step_calls import Key
 from rlskip.store import CorruptDumpError, DumpError, Identity
 from rlskip.store.index import QUEUED
 from rlskip.store.layout import part_name
@@ -121,7 +120,7 @@ class GroupRole(Role):
         nbytes = sum(map(self.dumps.store.size_of, metas))
         took = sum(meta.info.get("seconds", 0.0) for meta in metas)
         call.is_served(first.key.step, nbytes, took)
-        found = str(plan) if self.dumps.by_prompt else Key(first.key.step)
+        found = str(plan) if self.dumps.by_prompt else self.dumps.store.place(first.key.step)
         self.dumps.notices.replayed(call.step, first.meta, found)
 
     def before_stage(self, call: Call) -> None:
@@ -230,14 +229,14 @@ class GroupRole(Role):
             for name in map(part_name, itertools.count()):
                 if (meta := self.dumps.store.read_meta(step, name)) is None:
                     break
-                groups += groups_in(Key(step, name), meta)
+                groups += groups_in(self.dumps.store.place(step, name), meta)
         except (DumpError, OSError) as error:
             log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
             return []
         odd = next((group for group in groups if not present.fits(group.made)), None)
         if odd is None or self._repeats:
             return without_superseded(groups)
-        self.dumps.reject(odd.differs(present), Key(step))
+        self.dumps.reject(odd.differs(present), self.dumps.store.place(step))
         return []
 
     def _judge(self, step: int, plan: Plan, submitted: Submitted) -> None:
@@ -256,7 +255,7 @@ class GroupRole(Role):
             log.info("rlskip: step %d: %s; what a later batch lacks is generated", step, what)
         elif self.local_config.on_mismatch == "error":
             remedy = self.dumps.ways_out("generates what the dump lacks and adds it")
-            raise MismatchError(what, self.dumps.path_of(Key(source)), remedy)
+            raise MismatchError(what, str(self.dumps.store.place(source).directory), remedy)
         elif not told_apart:
             self.dumps.store.quarantine(source, what)
 
@@ -270,17 +269,19 @@ class GroupRole(Role):
         for key, meta in plan.served.metas.items():
             groups = zip(plan.uids, plan.groups, strict=True)
             chosen = [(uid, group) for uid, group in groups if group and group.key == key]
-            store, step = self.dumps.stores[key.size], Key(key.step, size=key.size)
+            store = self.dumps.stores[key.root]
+            step = store.place(key.step)
             loaded = store.load(key.step, call=key.call, meta=meta)
             try:
                 rows = to_rows(self.dumps.without_dropped(loaded["fields"]))
                 enters.add(chosen, loaded, rows, call.step)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 what = "it does not hold groups of a queue"
-                raise CorruptDumpError(what, self.dumps.path_of(step)) from error
+                raise CorruptDumpError(what, str(step.directory)) from error
             self.dumps.check_fields(loaded["fields"], meta, call, step)
             self.dumps.notices.changed(meta, store.directory)
-            if not key.size:  # nor do their sessions serve that are left in the step's journal
+            if step.root == self.dumps.directory:
+                # Nor do their sessions serve that are left in the step's journal.
                 roots = (loaded["groups"][group.start]["tags"][""] for _, group in chosen)
                 names += (str(root.get(JOURNAL_NAME)) for root in roots)
         call.parts = [*call.parts, *names]
@@ -328,5 +329,5 @@ class GroupRole(Role):
                 meta, is_own = store.write(dump.named(part_name(number)))
                 if is_own:
                     break
-            self.ledger.write(Key(step, meta.call))
+            self.ledger.write(store.place(step, meta.call))
         call.record("dumped", step=step, call=meta.call, bytes=store.size_of(meta))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
-from rlskip.skip.step_calls import Key
 from rlskip.store import DumpMeta, Identity, StepStore
 from rlskip.store.index import QUEUED, Index, IndexedDump, Stamp, rows_of_prompts, stamp_at
 from rlskip.store.layout import Place
@@ -29,7 +29,7 @@ class Group:
     judged by the ``meta`` of its dump.
     """
 
-    key: Key
+    key: Place
     start: int
     count: int
     checksum: str
@@ -48,7 +48,7 @@ class PromptGroups(tuple[Group, ...]):
     """Groups of single prompts, which together serve a call."""
 
     @property
-    def metas(self) -> dict[Key, DumpMeta]:
+    def metas(self) -> dict[Place, DumpMeta]:
         """The metas of the dumps that have them."""
         return {group.key: group.meta for group in self}
 
@@ -65,10 +65,10 @@ class _OneSize:
     calls of its step, and which of its groups is the prompt's. Some may have been replaced since.
     """
 
-    def __init__(self, store: StepStore, size: str) -> None:
-        self.store, self.size = store, size
+    def __init__(self, store: StepStore) -> None:
+        self.store = store
         self.index = Index(store.directory)
-        self.listed: dict[str, list[tuple[Key, int, int]]] = {}
+        self.listed: dict[str, list[tuple[Place, int, int]]] = {}
         self._mended: Mapping[int, Sequence[Place]] | None = None
 
     def refresh(self) -> None:
@@ -96,11 +96,10 @@ class _OneSize:
             place = Place.parse(self.store.directory, line.name)
             if place is None or not self._is_mine(place):
                 continue
-            key = Key(place.step, place.call, self.size)
             nth = line.about.get("info", {}).get("place", 0)
-            self.listed.setdefault(line.batch, []).append((key, nth, 0))
+            self.listed.setdefault(line.batch, []).append((place, nth, 0))
             for i, digest in enumerate(line.prompts):
-                self.listed.setdefault(digest, []).append((key, nth, i))
+                self.listed.setdefault(digest, []).append((place, nth, i))
 
 
 class RunDumps:
@@ -117,23 +116,22 @@ class RunDumps:
         # The stores of `dumps` are asked for late: a job starts before its ranks are known.
         self._dumps, self._ledger = dumps, ledger
         self._repeats = dumps.local_config.action == SkipAction.REPEAT
-        self._sizes: dict[str, _OneSize] = {}
-        self._groups: dict[Key, tuple[Stamp | None, list[Group]]] = {}
+        self._sizes: dict[Path, _OneSize] = {}
+        self._groups: dict[Place, tuple[Stamp | None, list[Group]]] = {}
         #: The step of the loop's first call: where this process began.
         self.first: int | None = None
 
-    def find(self, prompts_hash: str, step: int) -> Iterator[Key]:
+    def find(self, prompts_hash: str, step: int) -> Iterator[Place]:
         """The dumps with these prompts in other steps, the nearest first, as `repeat` prefers."""
         with self._ledger.lock:  # calls of their own steps may be side by side
-            own = self._refreshed()[""]
+            own = self._refreshed()[self._dumps.directory]
             found = {key for key, *_ in own.listed.get(prompts_hash, ()) if key.step != step}
 
-        def preference(key: Key) -> tuple[Any, ...]:
-            return key.step > step, abs(step - key.step), key.place.order
+        def preference(key: Place) -> tuple[Any, ...]:
+            return key.step > step, abs(step - key.step), key.order
 
         for key in sorted(found, key=preference):
-            place = own.store.place(key.step, key.call)
-            if own.index.dumps[place.name].batch == prompts_hash and stamp_at(place):
+            if own.index.dumps[key.name].batch == prompts_hash and stamp_at(key):
                 yield key
 
     def choose(
@@ -174,7 +172,7 @@ class RunDumps:
         reasons = {"prompts are in no dump of the run": unknown, again: len(lacking) - unknown}
         return ", ".join(f"{n} of {asked} {reason}" for reason, n in reasons.items() if n)
 
-    def parts_of(self, found: Key | PromptGroups) -> list[Key | Group]:
+    def parts_of(self, found: Place | PromptGroups) -> list[Place | Group]:
         """What serves when a dump of the run itself does, or when these groups do."""
         if isinstance(found, PromptGroups):
             return [*found]
@@ -183,20 +181,19 @@ class RunDumps:
         self._refreshed()
         return [found, *self.groups_of(found)]
 
-    def groups_of(self, key: Key) -> list[Group]:
+    def groups_of(self, key: Place) -> list[Group]:
         """The groups of the dump that lies there, if it records them."""
-        store = self._sizes[key.size].store
-        stamp, known = stamp_at(store.place(key.step, key.call)), self._groups.get(key)
+        stamp, known = stamp_at(key), self._groups.get(key)
         if known is None or known[0] != stamp:
-            groups = groups_in(key, store.read_meta(key.step, key.call))
+            groups = groups_in(key, self._sizes[key.root].store.read_meta(key.step, key.call))
             known = self._groups[key] = stamp, [group for group in groups if group.digest]
         return known[1]
 
-    def _refreshed(self) -> Mapping[str, _OneSize]:
-        for size, store in self._dumps.stores.items():
-            if size not in self._sizes:
-                self._sizes[size] = _OneSize(store, size)
-            self._sizes[size].refresh()
+    def _refreshed(self) -> Mapping[Path, _OneSize]:
+        for root, store in self._dumps.stores.items():
+            if root not in self._sizes:
+                self._sizes[root] = _OneSize(store)
+            self._sizes[root].refresh()
         return self._sizes
 
     def _groups_for(
@@ -205,11 +202,11 @@ class RunDumps:
         """The complete ones that were generated for a prompt, the first one to take first."""
         first, is_validation = self.first or 0, self._dumps.role == VALIDATION_ROLE
         listed = [
-            (key.step < first, key.size, key.step, nth, key.call, i, key)
-            for of in self._sizes.values()
+            (key.step < first, size, key.step, nth, key.call, i, key)
+            for size, of in enumerate(self._sizes.values())
             for key, nth, i in of.listed.get(digest or "", ())
             if key not in self._ledger.written
-            if not is_validation or (not key.size and key.step == step)
+            if not is_validation or (size == 0 and key.step == step)
         ]
         for *_, i, key in sorted(listed, key=lambda one: one[:-1]):
             for group in self.groups_of(key)[i : i + 1]:  # of another dump, it may be by now
@@ -218,7 +215,7 @@ class RunDumps:
                     yield group
 
 
-def groups_in(key: Key, meta: DumpMeta | None) -> list[Group]:
+def groups_in(key: Place, meta: DumpMeta | None) -> list[Group]:
     """The groups that a dump records; none where its ``meta.json`` describes none.
 
     Of a queue's the digest is empty where only uids told the prompts apart.

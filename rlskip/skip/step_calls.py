@@ -13,32 +13,9 @@ import os
 import threading
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
-
-import attrs
 
 from rlskip.store import StepStore
 from rlskip.store.layout import Place
-
-
-@attrs.frozen
-class Key:
-    """Where a dump is: the call of a step, which is empty for its first call.
-
-    ``size`` is the directory of its run, if that has another number of prompts a step.
-    """
-
-    step: int
-    call: str = ""
-    size: str = ""
-
-    @property
-    def place(self) -> Place:
-        """Below the run's directory, of one rank."""
-        return Place(Path(), self.step, self.call)
-
-    def __str__(self) -> str:
-        return f"step {self.step}" + (f", call {self.call}" if self.call else "")
 
 
 class StepCalls:
@@ -54,7 +31,7 @@ class StepCalls:
         # Heaps of the numbers that were given back, and the next: of each digest, and the places.
         self._free: dict[str, list[int]] = {}
         # The dumps that serve a call of the visit, with their checksums; empty: a call writes it.
-        self.taken: dict[Key, str] = {}
+        self.taken: dict[Place, str] = {}
         self._in_order: list[str] = []
         self.listed = dict.fromkeys(store.calls(step))
         self._listed_of: dict[str, list[str]] = {}  # by digest
@@ -75,11 +52,12 @@ class StepCalls:
         Another job may have dumped the step while this one waited for it, so that a step without a
         first dump is looked at again.
         """
-        head = Key(self.step)
-        is_there = os.path.isdir(self._store.directory / head.place.name)
+        head = self._store.place(self.step)
+        is_there = os.path.isdir(head.directory)
         if not self._in_order and is_there and self.taken.get(head) != "":
             there = self._store.in_order(self.step)
-            self._in_order = [call for call in there if self.taken.get(Key(self.step, call)) != ""]
+            mine = {key.call for key, checksum in self.taken.items() if not checksum}
+            self._in_order = [call for call in there if call not in mine]
         return self._in_order
 
     def begin(self, digest: str) -> tuple[str, int]:
@@ -101,7 +79,7 @@ class StepCalls:
             heapq.heappush(self._free[digest], int(number))
             heapq.heappush(self._free[""], place)
 
-    def candidates(self, name: str, place: int) -> Iterator[Key]:
+    def candidates(self, name: str, place: int) -> Iterator[Place]:
         """Where a dump of such a call may be: its own place, the head, others of its digest.
 
         The head is the own place of the visit's first call. Of those that are taken only its own is
@@ -110,21 +88,22 @@ class StepCalls:
         digest, _, number = name.rpartition("-")
         own = (name, "") if place else ("", name)
         for call in chain(own, self._listed_of.get(digest, ())):
-            key = Key(self.step, call)
+            key = self._store.place(self.step, call)
             if key not in self.taken or call == name or (number == "0" and not call):
                 yield key
 
     def served(self, name: str) -> set[str]:
         """The checksums of later dumps of such a call that have served another one of the visit."""
-        keys = (Key(self.step, call) for call in self._listed_of.get(name.rpartition("-")[0], ()))
+        digest = name.rpartition("-")[0]
+        keys = (self._store.place(self.step, call) for call in self._listed_of.get(digest, ()))
         return {*filter(None, map(self.taken.get, keys))}
 
-    def take(self, key: Key, checksum: str = "") -> None:
+    def take(self, key: Place, checksum: str = "") -> None:
         """This dump serves a call, or without a `checksum` one writes it: it serves no other."""
         with self.lock:
             self.taken[key] = checksum
 
-    def give_back(self, key: Key, *, is_lost: bool = False) -> None:
+    def give_back(self, key: Place, *, is_lost: bool = False) -> None:
         """It did not serve the call after all: it may serve another one, unless it is unusable."""
         with self.lock:
             self.taken.pop(key, None)

@@ -178,6 +178,9 @@ class Place:
         place = cls(root, int(found["step"]), found["call"] or "", rank, ranks)
         return place if rank < ranks and place.name == name else None
 
+    def __str__(self) -> str:
+        return f"step {self.step}" + (f", call {self.call}" if self.call else "")
+
     @property
     def name(self) -> str:
         call = f".{self.call}" if self.call else ""

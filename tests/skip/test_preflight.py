@@ -12,7 +12,6 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError, MissError
-from rlskip.skip.step_calls import Key
 from tests.skip.trainers import Stage
 
 
@@ -142,7 +141,7 @@ def test_every_call_of_a_step_is_looked_at(
     start(dumps, 1, on_miss="error")
     assert SkipManager.will_replay("rollout", [1])
     store = SkipManager.store("rollout")
-    name = Key(1, store.in_order(1)[number]).place.name
+    name = store.place(1, store.in_order(1)[number]).name
     if how == "quarantined":
         store.quarantine(1, "for a test", store.in_order(1)[number])
     else:
