@@ -12,7 +12,7 @@ from rlskip._copies import Memory, gathered, truths
 from rlskip.batch.columns import cells_of, is_tensor
 from rlskip.batch.meta import plain
 
-_NUMBER = (int, float, np.integer, np.floating, np.bool_)
+NUMBER = (int, float, np.integer, np.floating, np.bool_)
 
 
 @attrs.frozen(eq=False)
@@ -142,7 +142,7 @@ def numbers(cell: Any) -> np.ndarray | None:
         cell = cell.tolist()
     if isinstance(cell, np.ndarray | np.generic):
         array = np.asarray(cell)
-    elif isinstance(cell, list | tuple) and all(isinstance(v, _NUMBER) for v in cell):
+    elif isinstance(cell, list | tuple) and all(isinstance(v, NUMBER) for v in cell):
         array = np.asarray(cell) if cell else np.empty(0, np.int64)
     else:
         return None

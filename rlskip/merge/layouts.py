@@ -23,6 +23,7 @@ from tensordict import NonTensorStack, TensorDictBase
 from torch import Tensor
 
 from rlskip.batch.columns import is_lazy, select
+from rlskip.batch.ragged import NUMBER
 from rlskip.merge import turns
 from rlskip.merge.chains import Chain, Rows
 from rlskip.merge.generator_outputs import format_metrics
@@ -30,7 +31,6 @@ from rlskip.merge.turns import (
     IS_LAST,
     MASKS,
     METRICS,
-    NUMBER,
     PROMPTS,
     RESPONSES,
     TRAJECTORIES,

@@ -16,6 +16,7 @@ import numpy as np
 from tensordict import is_tensor_collection
 from torch import Tensor
 
+from rlskip.batch.ragged import NUMBER
 from rlskip.errors import RlskipError
 
 PROMPTS = "prompt_token_ids"
@@ -44,8 +45,6 @@ NOT_CARRIED = (
     "multi_modal_inputs",
     "multi_modal_data",
 )
-
-NUMBER = (int, float, np.integer, np.floating, np.bool_)
 
 
 class MergeError(RlskipError, ValueError, AssertionError):
