@@ -144,7 +144,7 @@ def compose(command: Command) -> DictConfig:
     first = next((i for i, line in enumerate(lines) if line.startswith("hydra:")), None)
     if first is None:
         what = "it printed no config: this is not a Hydra application"
-        raise CannotComposeError(what, remedy="SkipManager.init(...) turns skip on without Hydra")
+        raise CannotComposeError(what, remedy="without Hydra, SkipManager.init logs what is on")
     loaded = OmegaConf.create("\n".join(lines[first:]))
     assert isinstance(loaded, DictConfig)
     return loaded
