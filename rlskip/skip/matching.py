@@ -162,7 +162,7 @@ class CallMatching:
         nearest = self._nearest(call, there)
         if nearest is None:
             if dumps.store.calls(visit.step):
-                call.reason = "no dump of the step that is left was made for such a call"
+                call.reason = "no unused dump of the step was made for such a call"
                 if not visit.is_whole:
                     others = "the others were made for other calls"
                     call.reason = f"a dump of the step is missing, and {others}"

@@ -255,7 +255,7 @@ def test_what_made_rollouts_by_hand_is_not_compared_but_named(
     rlskip.write(run, sessions("ab"), step=1)
     assert replay(["a", "b"], stage=sampled)["completion_ids"][0] == [97, 0]
     assert "does not record arguments.temperature, identity.engine" in caplog.text
-    with pytest.raises(MissError, match="no dump of the step that is left was made for such a"):
+    with pytest.raises(MissError, match="no unused dump of the step was made for such a"):
         sampled(["b", "a"])
 
 

@@ -69,7 +69,7 @@ def test_each_call_is_counted_and_the_reason_of_a_miss_is_logged(
     dumped_calls({})
     with caplog.at_level(logging.INFO):
         step(1, "a", "d")
-    assert "no dump of the step that is left was made for such a call" in caplog.text
+    assert "no unused dump of the step was made for such a call" in caplog.text
 
 
 def test_a_repeat_takes_sound_dumps_and_keeps_what_it_generates(
