@@ -86,7 +86,7 @@ class Prompt(SessionGroup):
     sampling: Mapping[str, Any]
     sampled: bool  # or greedy
     info: Mapping[str, Any]
-    journal_key: tuple[str, int] | None = None
+    journal_name: str | None = None
     packed: bytes | None = None  # for Ray's actors
     open: set[int]
     group: Group
@@ -101,7 +101,7 @@ class Prompt(SessionGroup):
             attempt=job.attempt,
             seed=session_seed(seed, self.batch.step, self.prompt, job.session_id),
             partition=self.batch.partition,
-            prompt_key=self.journal_key,
+            journal_name=self.journal_name,
             **self.info,
         )
 

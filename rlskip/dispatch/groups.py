@@ -284,7 +284,7 @@ class Groups:
         prompt.open.remove(job.session_id)
         if not prompt.open:
             self._pool.forget(prompt)
-        if prompt.batch.within is None or prompt.journal_key is not None:
+        if prompt.batch.within is None or prompt.journal_name is not None:
             self._sink.write(job)
         else:
             self._settle(job)

@@ -44,11 +44,6 @@ MAX_BYTES = 64 << 30  # larger journals are refused without being read
 MAX_FRAME = 1 << 30  # a larger session is not journaled, and a longer line is damage
 
 
-def prompt_name(step: int, key: tuple[str, int]) -> str:
-    """A prompt's name among all that are journaled, which its root and then its dump have."""
-    return f"{step}-{key[0]}-{key[1]}"
-
-
 @attrs.frozen
 class Journaled:
     """A finished session: its rows, and what else of it must be known to resume it.
@@ -183,8 +178,8 @@ class JournalWriter:
         self, session: Session, rows: list[dict[str, Any]], tags: Sequence[Mapping[str, Any]]
     ) -> None:
         """Append a finished session, for a worker that writes its rows itself."""
-        if session.prompt_key is not None:
-            key = (*session.prompt_key, session.session_id)
+        if session.journal_name is not None:
+            key = session.journal_name, session.session_id
             await self.append(session.step, {key: Journaled(rows, tags, session.uid).packed()})
 
     async def append(self, step: int, entries: Mapping[Hashable, Any]) -> None:

@@ -21,9 +21,9 @@ class Session:
     `attempt` counts the earlier attempts, those of an earlier submission of the uid included;
     `step`, `sample_index`, `rollout_n` and `validate` are as :func:`build_trajectory_info` returns
     them; `seed` is below 2**63, and the same at every attempt and on any worker; rows go to
-    `partition`. `prompt_key` names its prompt in the step's journal: a hash of its content and of
-    the stage's call that submits it, and its number among the step's prompts of that hash. None:
-    the session is not journaled.
+    `partition`. `journal_name` names its prompt among all that are journaled: the step, a hash of
+    its content and of the stage's call that submits it, and its number among the step's prompts of
+    that hash. None: the session is not journaled.
     """
 
     uid: str
@@ -36,7 +36,7 @@ class Session:
     validate: bool
     seed: int
     partition: str
-    prompt_key: tuple[str, int] | None = None
+    journal_name: str | None = None
 
     def key(self, index: int) -> str:
         """The queue key of its `index`-th row, for workers that write their rows themselves."""

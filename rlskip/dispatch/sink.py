@@ -24,7 +24,7 @@ from rlskip.batch.meta import plain
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Prompt
-from rlskip.dispatch.journal import Journaled, JournalWriter, prompt_name, read_sessions
+from rlskip.dispatch.journal import Journaled, JournalWriter, read_sessions
 from rlskip.dispatch.pools import returned
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of, text_of
@@ -70,7 +70,7 @@ class Journals:
         self._max_span = max_span
 
     def name(self, batch: BatchHandle) -> None:
-        """Set what the journal knows prompts by: content, call and rank, and number in the step.
+        """Set what journals know prompts by: step, content, call and rank, and number in the step.
 
         The call is the enclosing one of a stage. A uid and the like count if a prompt has no other
         field. A prompt that is submitted again has another number, in this run and in the next: a
@@ -105,9 +105,9 @@ class Journals:
                 del ledger.copies[old]
             for prompt, content in contents.items():
                 # Sessions that a group has which served: this prompt asks for other draws.
-                while ledger.served[prompt_name(batch.step, (content, copies[content]))]:
+                while ledger.served[name := f"{batch.step}-{content}-{copies[content]}"]:
                     copies[content] += 1
-                prompt.journal_key = content, copies[content]
+                prompt.journal_name = name
                 copies[content] += 1
 
     async def resume(self, batch: BatchHandle) -> dict[str, dict[int, Journaled]]:
@@ -116,7 +116,7 @@ class Journals:
         if error := await timeouts.failure_of(opened, timeouts.WRITE_S, "the disk"):
             self.writer.warn(f"step {batch.step}", text_of(error))
             for prompt in batch.prompts:
-                prompt.journal_key = None
+                prompt.journal_name = None
             return {}
         batch.appending, entries = opened.result()
         journaled = ledger_of(self._store.directory).journaled
@@ -126,8 +126,8 @@ class Journals:
         refused: Counter[str] = Counter()
         for prompt in batch.prompts:
             for session in sorted(prompt.open):
-                key = (*(prompt.journal_key or ()), session)
-                if (entry := _read(entries.get(key), prompt)) is None:
+                its = entries.get((prompt.journal_name, session))
+                if (entry := _read(its, prompt)) is None:
                     continue
                 why_not = self._why_not(entry, batch.step)
                 if why_not := why_not or batch.needs.why_not(entry.rows, entry.lacks):
@@ -207,11 +207,11 @@ def _read(entry: Any, prompt: Prompt) -> Journaled | None:
 def to_journal(job: Job) -> dict[Hashable, Any]:
     """What the dispatcher journals of a session: nothing of one that failed, or was resumed."""
     prompt: Prompt = job.group
-    if prompt.journal_key is None or job.rows is None or job.worker < 0:
+    if prompt.journal_name is None or job.rows is None or job.worker < 0:
         return {}
     lacks = prompt.batch.needs.lacking(job.rows)
     entry = Journaled(job.rows, job.tags, prompt.uid, lacks)
-    return {(*prompt.journal_key, job.session_id): entry.packed()}
+    return {(prompt.journal_name, job.session_id): entry.packed()}
 
 
 class Sink:
@@ -260,15 +260,14 @@ class Sink:
 
     async def open(self, batch: BatchHandle) -> dict[str, dict[int, Journaled]]:
         """Open the batch's journal, and write its roots; returns the sessions that are resumed."""
-        is_journaled = any(prompt.journal_key for prompt in batch.prompts)
+        is_journaled = any(prompt.journal_name for prompt in batch.prompts)
         resumed = await self._journals.resume(batch) if is_journaled else {}
         if batch.within is None:
             roots = {p.uid: names.prompt_tag(batch.step, p.n) for p in batch.prompts}
             for prompt in batch.prompts:
                 roots[prompt.uid][names.EXPECTED_ROLLOUTS] = prompt.n
-                if prompt.journal_key is not None:
-                    name = prompt_name(batch.step, prompt.journal_key)
-                    roots[prompt.uid][names.JOURNAL_NAME] = name
+                if prompt.journal_name is not None:
+                    roots[prompt.uid][names.JOURNAL_NAME] = prompt.journal_name
             if error := await self._try(self._put_tags, {batch.partition: roots}):
                 raise error
         return resumed
