@@ -30,7 +30,7 @@ from rlskip.dispatch.sessions import (
 )
 from rlskip.dispatch.sink import Journals, Sink
 from rlskip.keys import TRAIN
-from rlskip.queue import IncompleteRolloutError, ReplayTimeoutError, TrajectoryQueue
+from rlskip.queue import IncompleteRolloutError, TrajectoryQueue
 from rlskip.queue.readiness import Partition, State
 from rlskip.queue.sampling import SampleCall
 from rlskip.store import UnsupportedTypeError, fingerprint
@@ -100,8 +100,7 @@ class Groups:
                             return chosen
                     self.changed.wait(call.check_time(time.monotonic()))
             except BaseException as error:
-                is_late = isinstance(error, ReplayTimeoutError)
-                if isinstance(error, IncompleteRolloutError) and not is_late:  # which has them
+                if type(error) is IncompleteRolloutError:  # which has them; a late one has not
                     within.remove(prompt.uid for prompt in error.prompts)
                 if own is not None:  # else its groups are there for the next call
                     own.cancel()

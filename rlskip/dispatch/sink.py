@@ -129,8 +129,7 @@ class Journals:
                 its = entries.get((prompt.journal_name, session))
                 if (entry := _read(its, prompt)) is None:
                     continue
-                why_not = self._why_not(entry, batch.step)
-                if why_not := why_not or batch.needs.why_not(entry.rows, entry.lacks):
+                if why_not := self._why_not(entry, batch):
                     refused[why_not] += 1
                 else:
                     found[prompt.uid][session] = entry
@@ -155,8 +154,8 @@ class Journals:
             entries = read_sessions(directory / journal_name(step), self.writer.identity)
             return appending.pop_all(), entries
 
-    def _why_not(self, entry: Journaled, step: int) -> str | None:
-        """Why a session is not resumed at `step`; None if it is.
+    def _why_not(self, entry: Journaled, batch: BatchHandle) -> str | None:
+        """Why a session is not resumed in a batch; None if it is.
 
         Rows that are tagged with the weights that sampled them are resumed only if the trainer
         could have sampled them now: by weights that it has had, and not too stale.
@@ -165,13 +164,14 @@ class Journals:
             [weights for tag in entry.tags if (weights := names.integer(tag.get(name))) is not None]
             for name in names.WEIGHT_TAGS
         )
+        step = batch.step
         now = f"sampled them, and those are of step {step - 1}"
         if last and max(last) >= step:
             return f"weights of step {max(last)} {now}"
         if first and self._max_span is not None and step - min(first) > self._max_span:
             more = f"more than {self._max_span} steps (max_off_policy_threshold)"
             return f"weights of step {min(first)} {now}: {more}"
-        return None
+        return batch.needs.why_not(entry.rows, entry.lacks)
 
     def tidy(self, before: float = math.inf) -> None:
         """Remove the journals that are done with, of steps `before` this one."""
