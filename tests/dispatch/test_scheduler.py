@@ -129,9 +129,7 @@ def test_a_policy_that_is_not_there_is_refused_by_key(name):
         find_policy(name)
 
 
-def test_what_a_policy_returns_is_checked() -> None:
-    with pytest.raises(ConfigError, match="the policy returned a NoneType"):
-        Scheduler(2, lambda session: None).add(SessionGroup(0, 1, 1))  # type: ignore[arg-type,return-value]
+def test_a_placement_has_the_number_of_a_worker_and_a_rank() -> None:
     for odd in ({"worker": 1.5}, {"worker": "0"}, {"rank": "first"}):
         with pytest.raises((TypeError, ValueError)):
             Placement(**odd)
