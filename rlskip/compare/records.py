@@ -91,8 +91,7 @@ class RowTable:
         if not found:
             return None
         every = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
-        both = np.stack([every["keys"], every["masks"]])
-        _, chosen = np.unique(both, axis=1, return_index=True)
+        _, chosen = np.unique(np.stack([every["keys"], every["masks"]]), axis=1, return_index=True)
         if any("rows.groups" in part for part in parts):  # of dumps: no two describe one row
             chosen = np.argsort(every["keys"], kind="stable")
         return cls(**{name: column[chosen] for name, column in every.items()})

@@ -165,15 +165,14 @@ class Recorder:
         self._gathered, self._nbytes = [], 0
         if step is None or not entries:
             return
-        described: set[tuple[int, int]] = set()
 
         def write() -> None:
+            known = {*step.known}
             for entry in entries:
-                if entry.rows is not None:
-                    known, rows = step.known | described, entry.rows
+                if (rows := entry.rows) is not None:
                     names = list(zip(rows.keys.tolist(), rows.masks.tolist(), strict=True))
                     entry.describes = [i for i, name in enumerate(names) if name not in known]
-                    described.update(names)
+                    known.update(names)
             try:
                 store = self._writer.store
                 value = encode(entries, tokens=self._settings.values == "all")
@@ -181,7 +180,7 @@ class Recorder:
                 # Another process of the job records the step, too.
                 while not store.write(part.named(part_name(next(step.numbers))))[1]:
                     pass
-                step.known.update(described)
+                step.known = known
             except Exception as error:
                 self._warn("a part of a step", error)
 
