@@ -133,8 +133,9 @@ def _rows_of(
             uid = f"{number}:{uid}" if len(dumps) > 1 else uid
             rows.append({**own, "uid": uid, "session_id": row["session"], "turn": row["turn"]})
     if not rows:
-        there = ", ".join(sorted(names)[:5])
-        raise RlskipError(f"it has no group {group!r}", step.name, f"its groups are {there}")
+        what = f"it has no group {group!r}" if names else "it has no rows"
+        there = f"its groups are {', '.join(sorted(names)[:5])}" if names else "name another step"
+        raise RlskipError(what, step.name, there)
     return rows
 
 

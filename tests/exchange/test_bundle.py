@@ -171,6 +171,9 @@ def test_a_group_is_taken_alone(rlskip: Any, run: Path, tmp_path: Path) -> None:
     assert rlskip("bundle", "--replay", out, "--advantages", "grpo").code == 0
     refused = rlskip("bundle", run, 2, "--group", "nobody", "-o", tmp_path / "none")
     assert (refused.code, "its groups are" in refused.err) == (2, True)
+    StepStore(run).save(9, [])
+    refused = rlskip("bundle", run, 9, "--out", tmp_path / "other")
+    assert (refused.code, "/9: it has no rows; " in refused.err) == (2, True), refused.err
     assert not (tmp_path / "none").exists()
 
 
