@@ -156,10 +156,9 @@ class StepRecords:
         own = Counter(keys := rows.keys.tolist())
         fewest = functools.reduce(operator.and_, counts or [own])
         # Those of equal tokens and other masks in turn.
-        nth = np.arange(len(keys)) - rows.find(keys)
-        wanted = np.array([max(1, fewest[key]) for key in keys], np.int64)
-        there = np.array([own[key] for key in keys], np.int64)
-        at = np.repeat(np.arange(len(keys)), -((nth - wanted) // there))
+        nth = (np.arange(len(keys)) - rows.find(keys)).tolist()
+        often = [-((n - max(1, fewest[key])) // own[key]) for n, key in zip(nth, keys, strict=True)]
+        at = np.repeat(np.arange(len(keys)), often)
 
         def entries(row: int, which: int) -> np.ndarray | None:
             tokens = self.tokens_of(int(at[row]))
