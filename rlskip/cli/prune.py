@@ -101,8 +101,7 @@ def choose(
         paths = {str(step): [p.directory for p in places.get(step, ())] for step in has_dump}
         steps = sorted(_measured(run, paths), key=lambda one: one.written)
         journals = list(_measured(run, {path.name: [path] for path in run.journals()}))
-        bad_paths = run.quarantine() if quarantined else ()
-        bad = list(_measured(run, {path.name: [path] for path in bad_paths}))
+        bad = list(_measured(run, {path.name: [path] for path in run.quarantine() if quarantined}))
         for one in bad:
             one.why = "quarantined"
         for one in steps[: max(0, len(steps) - keep_last)] if keep_last is not None else ():
