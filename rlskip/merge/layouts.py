@@ -142,9 +142,8 @@ def fold(name: str, value: Any, rows: Rows, chains: list[Chain]) -> Any:
 
 def _length(entry: Any) -> int | None:
     """How many values an entry has; None of one that is a value itself."""
-    is_one = isinstance(entry, np.ndarray | Tensor) and not entry.ndim
-    is_sequence = isinstance(entry, list | tuple | np.ndarray | Tensor) and not is_one
-    return len(entry) if is_sequence else None
+    is_sequence = isinstance(entry, list | tuple | np.ndarray | Tensor)
+    return len(entry) if is_sequence and getattr(entry, "ndim", True) else None
 
 
 def _joined(entries: list[Any], zero: float, rows: Rows, chain: Chain) -> Sequence[Any]:
