@@ -50,7 +50,7 @@ def explain(command: Sequence[str]) -> list[Finding]:
     roles = settings.roles
     findings = [*_sweep(config, split), *_wiring(config, split, bool(roles)), *about]
     try:
-        if "rollout" in roles and split.multirun:
+        if "rollout" in roles and split.multirun and _has_callback(config):
             retire_legacy_flag(config, reaches_task=False)
         if roles and is_verls(config):
             judge(config.copy(), settings, split.module)
