@@ -54,11 +54,9 @@ def read_config(config: Any) -> Any:
 def warn_of_idle(config: Any, host: str, *names: str) -> None:
     """Warn of nodes that `config` turns on or sets, and that `host` does nothing with."""
     for name in names:
-        usual, given = (
-            {key: value for key, value in leaves(node) if value not in (None, False)}
-            for node in (_NODES[name](), look_up(config, name))
-        )
-        if given != usual and any(is_below(key, vars(_NODES[name]())) for key in given):
+        usual, given = vars(_NODES[name]()), dict(leaves(look_up(config, name)))
+        ours = (value for key, value in given.items() if is_below(key, usual))
+        if given != usual and not {*map(repr, ours)} <= {"None", "False"}:
             log.warning("rlskip: %s does nothing with the node `%s`: leave it out", host, name)
 
 

@@ -113,9 +113,8 @@ class Identities:
         first = self._first.setdefault(stage.name, FirstValues())
         call.compared = found = read_arguments(call, self._local_config.ignore or (), first)
         self.ignored |= {*stage.ignore}
-        if self.ignored:
-            given = (*call.arguments, *stage.whole.signature.parameters)
-            self.met |= {ALL, _CODE, *SELF, *given, *found.code.reads}
+        given = (*call.arguments, *stage.whole.signature.parameters)
+        self.met |= {ALL, _CODE, *SELF, *given, *found.code.reads}
         if stage.identity is None and (found.left or found.changing):
             self._notices.leave(stage.name, found.left, found.changing)
         return found

@@ -75,8 +75,8 @@ def _simpler(value: Any) -> Any:
         # Of those only what cannot lead back to the member.
         own = {k: v for k, v in own.items() if is_single(v) and not isinstance(v, enum.Enum)}
         if own or unwrapped(value) is not value:
-            marked = {Marked("<type>"): f"{cls.__qualname__}.{value._name_}"}
-            return {**marked, "value": value._value_, **own}
+            name = f"{cls.__qualname__}.{value._name_}"
+            return {Marked("<type>"): name, "value": value._value_, **own}
     if issubclass(cls, bytes | bytearray) and len(value) > _MAX_ARRAY:
         raise _NotPlain(in_words(value))
     is_single_or_list = kind == "leaf" or (kind == "list" and not hasattr(cls, "_fields"))
