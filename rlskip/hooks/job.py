@@ -45,7 +45,13 @@ def start(config: DictConfig, launched_from: Origin | None) -> SkipSettings:
     if launched_from is not None:
         origin = attrs.evolve(launched_from, name=origin.name)
     os.environ[ORIGIN_VARIABLE] = json.dumps(attrs.astuple(origin))
-    settings = _read_skip(config)
+    try:
+        settings = read_skip(config)
+    except RlskipError:
+        if chosen_by(config) or not (record_chosen_by(config) and has_own_key(config)):
+            raise
+        log.info("rlskip: `skip` is taken for the application's own key, as no option chose it")
+        settings = SkipSettings(HostFacts(config))
     recording = read_record(config if record_chosen_by(config) else None)
     if "rollout" in settings.roles:
         # The task has its own copy of the config by now.
@@ -140,17 +146,6 @@ def refuse(config: DictConfig, error: Exception) -> NoReturn:
     # Ray's launcher loses the message of a SystemExit and retries the job. The traceback of an
     # error of rlskip's own would only repeat the reason.
     raise RlskipAbort(reason) from (error if unexpected else None)
-
-
-def _read_skip(config: DictConfig) -> SkipSettings:
-    """The settings of `skip`; none if a job that only records stages uses that key itself."""
-    try:
-        return read_skip(config)
-    except RlskipError:
-        if chosen_by(config) or not (record_chosen_by(config) and has_own_key(config)):
-            raise
-        log.info("rlskip: `skip` is taken for the application's own key, as no option chose it")
-        return SkipSettings(HostFacts(config))
 
 
 def _log_roles(
