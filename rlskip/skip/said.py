@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
 
-from rlskip.config.check import look_up
+from rlskip.config.check import leaves, look_up
 from rlskip.config.dump_dir import hydra_config
 from rlskip.config.nodes import add_callback, chosen_options, dropped_callback, overrides_of
 from rlskip.config.settings import has_own_key
@@ -23,7 +23,6 @@ from rlskip.config.skip import (
     BUILT_IN_ROLES,
     SHARED_KEYS,
     SKIP_REGISTRY,
-    RoleConfig,
     SkipManagerConfig,
     as_given,
 )
@@ -109,14 +108,11 @@ def warn_of_idle_keys(node: Mapping[str, Any] | None, roles: Mapping[str, Role])
     """Warn if a node `skip` turns no role on, and does not say that none is to be on."""
     if node is None or roles or node.get("enable") is False:
         return
-    usual = vars(SkipManagerConfig())
-    own = {name: role for name, role in node.items() if name not in SHARED_KEYS}
-    given = [key for key in SHARED_KEYS if node.get(key) not in (None, usual[key])]
-    for name, role in own.items():
-        known = vars(usual.get(name, RoleConfig()))
-        given += [f"{name}.{key}" for key in role if role[key] not in (None, known.get(key))]
+    usual = dict(leaves(SkipManagerConfig()))
+    given = [key for key, one in leaves(node) if one not in (None, False, {}, usual.get(key))]
+    own = [role for name, role in node.items() if name not in SHARED_KEYS]
     # Where a dataclass lists its defaults, or a role is off by name, that may be meant.
-    meant = {*SHARED_KEYS} <= node.keys() or any("enable" in role for role in own.values())
+    meant = {*SHARED_KEYS} <= node.keys() or any("enable" in role for role in own)
     if given or not meant:
         first = ".".join(["skip", *[*given, *node][:1]])
         log.warning(
