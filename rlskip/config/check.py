@@ -101,7 +101,7 @@ def look_up(config: Any, *keys: str) -> Any:
                 else:
                     value = getattr(value, name, None) if is_node(value) else None
         except OmegaConfBaseException as error:
-            raise ConfigError(str(error).splitlines()[0], key) from error
+            raise ConfigError(str(error).splitlines()[0], key, f"set {key}=...") from error
         if value is not None:
             return value
     return None

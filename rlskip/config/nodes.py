@@ -145,9 +145,10 @@ def find_node(config: Any, name: str, schema: type | None = None) -> dict[str, A
         else:  # no part of a config: there is nothing that it could refer to
             made: Any = OmegaConf.create({name: node}, flags={"allow_objects": True})
             plain = OmegaConf.to_container(made)[name]  # type: ignore[index,call-overload]
-    except OmegaConfBaseException as error:  # of its own, a part knows no full key
-        where = str(error.full_key) if str(error.full_key).startswith(name) else name
-        raise ConfigError(str(error).splitlines()[0], where) from error
+    except OmegaConfBaseException as error:
+        where = str(error.full_key)  # in a config of its own, the node is not in its keys
+        where = where if where.startswith(name) else f"{name}.{where}"
+        raise ConfigError(str(error).splitlines()[0], where, f"set {where}=...") from error
     for key, text in check.leaves(plain, name):
         check.refuse_own_resolver(text, key)
     if isinstance(plain, str) and OmegaConf.is_config(config):

@@ -166,7 +166,10 @@ def test_validation_is_a_role_beside_the_one_of_training() -> None:
         ({"steps": range(3)}, "'range' is not a supported primitive type\n  -> give a list such"),
         ({1: {"enable": True}}, "skip.1: unknown key"),
         ({"rollout": OmegaConf.create({"steps": "${nowhere}"})}, "skip.rollout.steps: Interp"),
-        (OmegaConf.create({"dump_dir": "${nowhere}"}), "Interpolation key 'nowhere' not found"),
+        (
+            OmegaConf.create({"n": "${nowhere}"}),
+            "skip.n: Interpolation key 'nowhere' not found\n  -> ",
+        ),
         ({"dump_dir": "~nobody-is-called-so/x"}, "skip.dump_dir: '~nobody-is-called-so/x': "),
     ],
 )
