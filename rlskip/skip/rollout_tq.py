@@ -224,12 +224,17 @@ class GroupRole(Role):
 
     def _dumped(self, step: int, present: Identity) -> list[Group]:
         """The groups of a step's dump, if they were made under the `present` conditions."""
-        groups: list[Group] = []
+        groups, store = list[Group](), self.dumps.store
         try:
-            for name in map(part_name, itertools.count()):
-                if (meta := self.dumps.store.read_meta(step, name)) is None:
-                    break
-                groups += groups_in(self.dumps.store.place(step, name), meta)
+            names = {*store.calls(step), *store.quarantined(step)}
+            numbers = {int(name.rpartition("-")[2] or 0) for name in names}
+            parts = [part for n in sorted(numbers) if (part := part_name(n)) in names]
+            metas = [store.read_meta(step, part) for part in parts]
+            # One may be gone, damaged or not readable now: what it had is a miss.
+            if None in metas or parts != [*map(part_name, range(len(parts)))]:
+                self._submitted.setdefault(step, Submitted()).generates = True
+            for part, meta in zip(parts, metas, strict=True):
+                groups += groups_in(store.place(step, part), meta)
         except (DumpError, OSError) as error:
             log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
             return []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from rlskip import SkipManager
+from rlskip._files import Folder
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.jobs.records import tally
 from rlskip.keys import ROLLOUT_ROOT_KEYS
@@ -187,6 +191,37 @@ def test_a_corrupt_part_is_a_miss(
     assert "counts as a miss" in caplog.text
     assert trainer.step(3, prompts(*"ab")) == rows
     assert trainer.submitted == ["b", "a"]
+
+
+@pytest.mark.parametrize("fault", ["damaged", "gone", "unreadable"])
+def test_a_part_that_cannot_be_used_costs_its_own_groups(
+    fault: str, init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of later parts are replayed, and the batch is not refused for what a fault took."""
+
+    def unreadable(folder: Folder, name: str, *args: Any) -> bytes:
+        if folder.path == part:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        return read(folder, name, *args)
+
+    def submitted(*sizes: int) -> int:
+        init("rollout_tq")
+        trainer = Trainer(MemoryQueue())
+        trainer.step(1, prompts(*"abc"), *sizes)
+        return len(trainer.submitted)
+
+    dumps, read = init("rollout_tq"), Folder.read
+    assert submitted(1, 1, 1) == 3
+    (part,) = dumps.rglob("1.part-1")
+    if fault == "gone":
+        shutil.rmtree(part)
+    elif fault == "damaged":
+        (part / "meta.json").write_bytes(b"{")
+    with monkeypatch.context() as faults:
+        if fault == "unreadable":
+            faults.setattr(Folder, "read", unreadable)
+        assert submitted() == 1
+    assert submitted() == 0
 
 
 def test_another_writer_at_the_same_number(run: Callable[..., Any], tmp_path: Path) -> None:
