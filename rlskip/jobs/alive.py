@@ -88,10 +88,12 @@ class _Heart:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
+            pid, host = os.getpid(), socket.gethostname()
+            me = {"host": host, "pid": pid, "began": _began(pid), "sees": _sees()}
             # Of two threads that make it the second goes on before it has its content, and so does
             # another job that reads it: it is new, which will do for `DEAD_S` seconds.
             with open_folder(root, WORK) as work, contextlib.suppress(FileExistsError):
-                write_new(work, file.name, json.dumps(_this_process()).encode())
+                write_new(work, file.name, json.dumps(me).encode())
         return os.lstat(file).st_mtime_ns
 
     def _beat(self) -> None:
@@ -284,11 +286,6 @@ def _remove(work: Folder, name: str, owner: str) -> None:
 
 
 # -- the processes of this host ----------------------------------------------------------------
-
-
-def _this_process() -> dict[str, Any]:
-    pid = os.getpid()
-    return {"host": socket.gethostname(), "pid": pid, "began": _began(pid), "sees": _sees()}
 
 
 def _why_ended(process: dict[str, Any]) -> str | None:
