@@ -53,7 +53,7 @@ def test_a_process_ends_whatever_hangs(python, what, closing):
 
 # What is registered first is called last: after rlskip has let its calls end.
 FREES = """
-    import atexit, os, time
+    import atexit, os, threading, time
 
     freed = 0
 
@@ -81,11 +81,19 @@ FREES = """
             time.sleep(0.001)
             freed += 1
 
+    begun = threading.Event()
+
     def worker(prompt, sampling, session):
+        if prompt["uid"] == "v":  # it is under way when the process ends
+            begun.set()
+            for _ in range(500):
+                Row()
         return [{"odd": Row()} for _ in range(1000)]
 
     dispatcher = RolloutDispatcher(LocalPool(worker, 1), KeepsNoRows())
     assert dispatcher.submit([{"uid": "u"}], step=1).result().succeeded == 1
+    under_way = dispatcher.submit([{"uid": "v"}], step=2)
+    begun.wait()
 """
 
 
