@@ -67,6 +67,7 @@ def test_trls_images_replay(tmp_path: Path) -> None:
     made: list[int] = []
     first, second = (trl_step(make_trainer(made, given=args), tmp_path) for args in ((), IDLE))
     assert made == [1]
+    assert [run.name for run in tmp_path.glob("out_trl/*")] == ["GBS1_N2_inany_out8"]
     assert [type(part) for part in second] == [type(part) for part in first]
     *same, _, pictures, _ = first
     assert second[:5] == tuple(same[:5])
