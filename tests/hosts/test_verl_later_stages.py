@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,6 +128,28 @@ def test_tokens_that_were_sampled_again_are_computed_and_another_model_is_refuse
     assert computed == ["a", "b"]
     with pytest.raises(MismatchError, match=r"actor_rollout_ref\.model\.path: 'other' now"):
         run("b", "actor_rollout_ref.model.path=other")
+
+
+def test_log_probs_of_v1_go_to_its_queue_whoever_computed_them(
+    begun: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: list[Any] = []
+    queue = SimpleNamespace(kv_batch_put=lambda fields, **_: put.append(fields))
+    monkeypatch.setitem(sys.modules, "transfer_queue", queue)
+    monkeypatch.setattr(
+        later_stages, "rows_of", lambda batch, names: {n: batch.rows.get(n) for n in names}
+    )
+
+    @later_stages._computing_ref_v1
+    def compute(self: Any, batch: Any, metrics: Any) -> None:
+        batch.rows["ref_log_prob"] = f"after {len(put)}"
+
+    for _ in range(2):
+        trainer = SimpleNamespace(config=begun())
+        SkipManager.set_step(1)
+        batch = SimpleNamespace(rows={"responses": "a"}, keys=["k"], partition_id="train")
+        assert compute(trainer, batch, {}) is batch
+    assert put == [{"ref_log_prob": "after 0"}] * 2
 
 
 @pytest.mark.parametrize("how", ["skip.action=repeat", "algorithm.filter_groups.enable=true"])
