@@ -343,6 +343,7 @@ def test_the_sizes_of_the_directory_are_those_of_the_run(tmp_path: Path, replay:
         ([row(uid=None)], "row 0: its uid is None"),
         ([row(), row(reward="1.0")], "row 1: reward is '1.0', not a number"),
         ([row(turn=0), row(turn=1)], "turn numbers the turns of sessions"),
+        ([row(uid="u", turn=0), row(uid="u", turn=1)], "turn numbers the turns of sessions"),
         (None, "it is a NoneType, neither rows nor a batch"),
         (
             {"prompts": [[1]] * 2, "responses": [[2]] * 2, "reward": [1.0]},
