@@ -171,6 +171,7 @@ def test_sessions_are_counted_and_shown(rlskip: Any, tmp_path: Path, trainer: st
         assert {"logprobs", "tool_mask", "extra_fields.first"} <= names
         assert first["log_probs"] == LOGPROBS[0]
         assert first["mask"] == TOOL_MASK[0]
+        assert "sampled" in rlskip("show", 1, "-d", dumps).out, "some tokens are a tool's"
     lines = rlskip("export", 1, "-d", dumps, "--to", "jsonl").out.splitlines()
     rows = [json.loads(line) for line in lines]
     assert [row["response"] for row in rows] == COMPLETIONS
