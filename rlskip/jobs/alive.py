@@ -126,8 +126,11 @@ def own(root: Path) -> str:
 
     Raises OSError where `root` has no ``.work`` that can be written, or made.
     """
-    make_directory(root / WORK)  # the first time, or where somebody has deleted the run
-    _HEART.begin(root)
+    try:
+        _HEART.begin(root)
+    except FileNotFoundError:  # the first time, or somebody has deleted the run
+        make_directory(root / WORK)
+        _HEART.begin(root)
     return f"{_HEART.token}-{next(_HEART.numbers)}"
 
 

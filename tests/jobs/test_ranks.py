@@ -95,9 +95,9 @@ def _recording(rank: int, folder: str) -> None:
 def test_ranks_record_into_one_job(tmp_path: Path) -> None:
     run(tmp_path, _recording)
     jobs = [StepRecords(dumps_of(job, 1)) for job in (tmp_path / "stages").iterdir()]
-    found = {job.stages["loss"][0].number: job for job in jobs}
+    found = {job.stages["loss"][0].load()[0]: job for job in jobs}
     assert {loss: len(job.stages["scores"]) for loss, job in found.items()} == {0: 2, 1: 1, 2: 2}
-    assert [(one.rank, one.number) for one in found[2].stages["loss"]] == [(0, 2), (1, 2.5)]
+    assert [(one.rank, one.load()[0]) for one in found[2].stages["loss"]] == [(0, 2), (1, 2.5)]
     assert found[2].rows is not None
     assert len(found[2].rows.keys) == 8
 

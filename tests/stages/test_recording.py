@@ -75,7 +75,7 @@ def test_every_kind_of_value_comes_back(start: Callable[..., Path]) -> None:
     rlskip.record("sampled", torch.arange(6.0), rows=rows)
     found = recorded(directory)
 
-    numbers = {name: one.number for name, (one,) in found.stages.items() if one.form == NUMBER}
+    numbers = {name: one.load()[0] for name, (one,) in found.stages.items() if one.form == NUMBER}
     assert numbers == {
         "numbers.a": 1.5, "numbers.deep.b": True, "numbers.deep.c": 2.0, "numbers.deep.d": "text",
     }  # fmt: skip
@@ -163,7 +163,7 @@ def test_large_values_are_written_at_once_and_small_ones_together(
     rlskip.record("large", torch.zeros(1 << 19))
     rlskip.record("loss", 50.0)
     found = recorded(directory)
-    assert [one.number for one in found.stages["loss"]] == [float(i) for i in range(51)]
+    assert [one.load()[0] for one in found.stages["loss"]] == [float(i) for i in range(51)]
     assert len(list(directory.glob("1*/meta.json"))) == 2
 
 
@@ -198,7 +198,7 @@ def test_two_processes_of_a_job_record_one_step(start: Callable[..., Path]) -> N
     rlskip.record("loss", 1.0)
     assert start() == directory  # the second recorder numbers its parts from the start, too
     rlskip.record("loss", 2.0)
-    numbers = [one.number for one in recorded(directory).stages["loss"]]
+    numbers = [one.load()[0] for one in recorded(directory).stages["loss"]]
     assert sorted(numbers) == [1.0, 2.0]
 
 
@@ -212,7 +212,7 @@ def test_a_forked_child_does_not_record(start: Callable[..., Path]) -> None:
     child.join(60)
     assert child.exitcode == 0
     rlskip.record("loss", 3.0)
-    assert [one.number for one in recorded(directory).stages["loss"]] == [1.0, 3.0]
+    assert [one.load()[0] for one in recorded(directory).stages["loss"]] == [1.0, 3.0]
 
 
 @pytest.mark.parametrize(
