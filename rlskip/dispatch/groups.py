@@ -89,8 +89,11 @@ class Groups:
                     if self.closed:  # what is there is a part of what the call asked for
                         what = "this dispatcher was closed while collect() waited"
                         raise DispatcherClosedError(what)
-                    # The error of a whole step names all that are incomplete.
-                    if call.batch_size is not None or not call.groups(State.RUNNING):
+                    # The error of a whole step names all that are incomplete. Of a batch that was
+                    # given up the sessions end first, and then it does, with the cause.
+                    is_given_up = own is not None and own.error is not None
+                    is_whole = call.batch_size is not None or not call.groups(State.RUNNING)
+                    if is_whole and not is_given_up:
                         if dropped := call.decide():
                             for groups in dropped.values():
                                 within.remove(group.uid for group in groups)

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from rlskip.dispatch import BatchError, DispatcherClosedError, RolloutDispatcher
+from rlskip.dispatch.groups import Groups
+from rlskip.errors import ConfigError
 from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayTimeoutError, UnequalFieldsError
 from tests.clock import eventually
 
@@ -174,6 +176,14 @@ def test_an_incomplete_group_is_named_and_leaves_nothing(make, make_prompts):
             dispatcher.collect(make_prompts(3), step=1, **more)
         assert [prompt.uid for prompt in error.value.prompts] == ["u_1"]
     assert set(dispatcher.collect(step=1)[0]["uid"]) == {"u_0", "u_2"}, "of the batch ahead"
+
+
+def test_who_waits_is_told_what_ended_the_batch(make, make_prompts, monkeypatch):
+    """Its last session ends just before it does: the threads change places there."""
+    finish, dispatcher = Groups.finish, make(policy="builtins:id")
+    monkeypatch.setattr(Groups, "finish", lambda *ended: (time.sleep(0.2), finish(*ended)))
+    with pytest.raises(ConfigError, match="the policy returned a int"):
+        dispatcher.collect(make_prompts(2), step=1)
 
 
 def test_stale_groups_are_dropped_and_counted(make, make_prompts):
