@@ -98,9 +98,9 @@ class Stages:
         del kept
         goal = Goal("<=", GOALS.get(f"trial_{name}", FEW))
         self.rows.append(Row(f"trial_{name}", seconds, "s", least, goal))
-        most = GOALS.get(f"trial_{name}_memory")
-        goal = None if most is None else Goal("<=", most)
-        self.rows.append(Row(f"trial_{name}_memory", peak / 1e6, "MB", goal=goal))
+        what = f"trial_{name}_memory"
+        most = Goal("<=", GOALS[what]) if what in GOALS else None
+        self.rows.append(Row(what, peak / 1e6, "MB", goal=most))
         print(f"{name:<10}{seconds:8.2f} s, limit {least:.2f} s, {peak / 1e6:8.0f} MB", flush=True)
         return result
 
