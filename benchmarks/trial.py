@@ -44,7 +44,7 @@ from rlskip.store import StepStore
 PROMPT, RESPONSE, OBSERVATION = 64, 32, 16  # tokens; a turn's prompt holds all turns before it
 SESSIONS, TURNS = 8, 10
 FEW = 4.0  # times its lower limit that a stage may take
-# Goals of their own.
+# Dispatch has goals of its own: for its time, and for its memory in MB.
 GOALS = {"trial_dispatch": 1.5, "trial_dispatch_memory": 4000.0}
 
 

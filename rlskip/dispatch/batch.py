@@ -118,7 +118,8 @@ class BatchHandle(Future[BatchReport]):
         # and markers go to the dispatcher's queue.
         self.within: Partition | None = None
         self.prompts: list[Prompt] = []
-        self.appending = contextlib.ExitStack()  # the mark that its journal grows, if it has one
+        # Holds the mark that its journal grows, if it has one.
+        self.appending: contextlib.ExitStack | None = None
         self.needs = Needs()  # of the stage that submits it
         self.error: BaseException | None = None  # why it was given up
         self.released = False  # whether its uids are free, because calls find its groups no more

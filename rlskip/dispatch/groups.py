@@ -309,7 +309,8 @@ class Groups:
                 if within is self.ahead[batch.partition]:  # else one call waits, for all of them
                     self.changed.notify_all()
         if batch.report.open == 0:
-            timeouts.in_thread(batch.appending.close)  # a disk that hangs holds up nothing else
+            if batch.appending is not None:  # a disk that hangs holds up nothing else
+                timeouts.in_thread(batch.appending.close)
             self.finish(batch, batch.error)
 
     def finish(self, batch: BatchHandle, error: BaseException | None) -> None:

@@ -7,6 +7,7 @@ it by its token::
     .work/job-{token}             the process: its host, its number, when it began
     .work/{label}~{token}-{n}     what it holds: a staging directory, or an empty mark
     .work/lease-{step}[-{call}]   a link to "{token}-{n}": who generates a step (rlskip.jobs.lease)
+    .work/lease-of-{token}-{n}    a link, too: who removes the lease of that owner, which is dead
 
 A job is dead if its process has ended, which is known at once on its host and in its container;
 elsewhere if its file was not touched for `DEAD_S` seconds, by the clock of the file system: that of

@@ -43,7 +43,7 @@ from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import Group, RunDumps, groups_in
 from rlskip.store import CorruptDumpError, DumpError, Identity
 from rlskip.store.index import QUEUED
-from rlskip.store.layout import part_name
+from rlskip.store.layout import part_name, part_number
 
 log = logging.getLogger(__name__)
 
@@ -226,14 +226,13 @@ class GroupRole(Role):
         """The groups of a step's dump, if they were made under the `present` conditions."""
         groups, store = list[Group](), self.dumps.store
         try:
-            names = {*store.calls(step), *store.quarantined(step)}
-            numbers = {int(name.rpartition("-")[2] or 0) for name in names}
-            parts = [part for n in sorted(numbers) if (part := part_name(n)) in names]
-            metas = [store.read_meta(step, part) for part in parts]
+            found = map(part_number, {*store.calls(step), *store.quarantined(step)})
+            numbers = sorted(number for number in found if number is not None)
+            metas = {part: store.read_meta(step, part) for part in map(part_name, numbers)}
             # One may be gone, damaged or not readable now: what it had is a miss.
-            if None in metas or parts != [*map(part_name, range(len(parts)))]:
+            if None in metas.values() or numbers != [*range(len(numbers))]:
                 self._submitted.setdefault(step, Submitted()).generates = True
-            for part, meta in zip(parts, metas, strict=True):
+            for part, meta in metas.items():
                 groups += groups_in(store.place(step, part), meta)
         except (DumpError, OSError) as error:
             log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)

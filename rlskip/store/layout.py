@@ -142,6 +142,12 @@ def part_name(number: int) -> str:
     return f"{_PART}-{number}" if number else ""
 
 
+def part_number(call: str) -> int | None:
+    """The number of a queue's part by its name, as :func:`part_name` makes it; None of a call."""
+    number = int(call.rpartition("-")[2] or 0)
+    return number if call == part_name(number) else None
+
+
 def quarantine_name(name: str) -> str:
     """A new name to keep a bad dump under."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())

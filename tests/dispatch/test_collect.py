@@ -15,6 +15,7 @@ from rlskip.dispatch import BatchError, DispatcherClosedError, RolloutDispatcher
 from rlskip.dispatch.groups import Groups
 from rlskip.errors import ConfigError
 from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayTimeoutError, UnequalFieldsError
+from rlskip.queue.sampling import SampleCall
 from tests.clock import eventually
 
 
@@ -179,9 +180,19 @@ def test_an_incomplete_group_is_named_and_leaves_nothing(make, make_prompts):
 
 
 def test_who_waits_is_told_what_ended_the_batch(make, make_prompts, monkeypatch):
-    """Its last session ends just before it does: the threads change places there."""
-    finish, dispatcher = Groups.finish, make(policy="builtins:id")
-    monkeypatch.setattr(Groups, "finish", lambda *ended: (time.sleep(0.2), finish(*ended)))
+    """Its last session ends just before it does, and who waits looks in between."""
+    looked, finish, check_time = threading.Event(), Groups.finish, SampleCall.check_time
+
+    def finish_later(self, *ended):
+        looked.clear()
+        with self.changed:
+            self.changed.notify_all()
+        looked.wait(10)
+        finish(self, *ended)
+
+    monkeypatch.setattr(Groups, "finish", finish_later)
+    monkeypatch.setattr(SampleCall, "check_time", lambda *at: (looked.set(), check_time(*at))[1])
+    dispatcher = make(policy="builtins:id")
     with pytest.raises(ConfigError, match="the policy returned a int"):
         dispatcher.collect(make_prompts(2), step=1)
 
