@@ -112,7 +112,7 @@ class SeveralRanks:
             call.reason = f"another rank has no whole dump; {call.reason}"
             self._dumps.notices.generated(call)
         elif isinstance(found, Place):  # else it would be found again, and be unequal again
-            call.visit.take(found)
+            call.visit.taken[found] = ""
             call.replaces = found.call
         others = [str(rank) for rank, shard in enumerate(shards) if shard.differs]
         if is_whole and others and self._dumps.local_config.on_mismatch == "error":

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections import OrderedDict
 from typing import Any
 
 from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
-from rlskip.jobs.served import Ledger
 from rlskip.skip.agreement import Mismatch
 from rlskip.skip.assembling import Assembly, some_rows
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.matching import CallMatching
 from rlskip.skip.prompt_rows import row_count
-from rlskip.skip.run_dumps import PromptGroups, RunDumps
+from rlskip.skip.run_dumps import PromptGroups
 from rlskip.store import DumpMeta
 from rlskip.store.layout import Place
 
@@ -24,8 +24,8 @@ _CACHED = 1 << 30
 
 
 class PromptMatching(CallMatching):
-    def __init__(self, dumps: Dumps, run: RunDumps, ledger: Ledger) -> None:
-        super().__init__(dumps, run, ledger)
+    def __init__(self, dumps: Dumps) -> None:
+        super().__init__(dumps)
         self._cache: OrderedDict[tuple[Place, str], tuple[Any, int]] = OrderedDict()
 
     def look_up(self, call: Call) -> Place | PromptGroups | None:
@@ -62,8 +62,10 @@ class PromptMatching(CallMatching):
         """As `CallMatching.load`, or the groups as the stage would have returned them."""
         if not isinstance(found, PromptGroups):
             return super().load(call, found)
-        with call.timed(), self._ledger.lock:  # calls may be side by side
+        began = time.perf_counter()
+        with self._ledger.lock:  # calls may be side by side
             rollouts = self._assemble(call, found)
+        call.seconds = time.perf_counter() - began
         for key, meta in found.metas.items():
             self._dumps.notices.changed(meta, key.root)
             if meta.identity is not None:
@@ -92,11 +94,9 @@ class PromptMatching(CallMatching):
         # One dump after the other: they may be too large to be in memory together.
         parts = []
         for (key, meta), of_dump in zip(metas.items(), rows, strict=True):
-            rollouts = self._dumps.without_dropped(self._loaded(key, meta))
+            rollouts = self._dumps.usable(self._loaded(key, meta), meta, call, key)
             fields = fields or RowFields.of({*map(str, columns_of(rollouts))})
-            part = some_rows(rollouts, fields, of_dump)
-            self._dumps.check_fields(part, meta, call, key)
-            parts.append(part)
+            parts.append(some_rows(rollouts, fields, of_dump))
         assert fields is not None
         if len(found) == 1 and row_count(parts[0], fields) is None:  # of a single prompt
             self._cache.clear()  # what the trainer gets it may change

@@ -7,8 +7,7 @@ import functools
 import inspect
 import itertools
 import threading
-import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -100,33 +99,16 @@ class Stage:
             )
 
 
-class Cleanup(contextlib.ExitStack):
-    """Callbacks to run when a call ends, however it ends: `failed` tells whether with an error.
-
-    One that is added later runs at once: a thread continues when its task is cancelled.
-    """
-
-    over = failed = False
-    _lock = threading.Lock()  # one for all calls: it is held for an append
-
-    def add(self, act: Callable[..., object], *args: Any) -> None:
-        with self._lock:
-            if not self.over:
-                self.callback(act, *args)
-                return
-        act(*args)
-
-    def __exit__(self, *error: Any) -> bool | None:
-        with self._lock:
-            self.over, self.failed = True, error[0] is not None
-        return super().__exit__(*error)
+_ENDING = threading.Lock()  # one for all calls: it is held for an append
 
 
 @attrs.define(eq=False, slots=False)  # without slots, for the cached properties
 class Call:
     """One call of a stage: what it was given, and what becomes of it.
 
-    Calls run side by side, so a role keeps nothing of a single call anywhere else.
+    Calls run side by side, so a role keeps nothing of a single call anywhere else. It is a context:
+    once it is `over`, what was told to :meth:`at_end` has run, and `failed` tells whether by an
+    error.
     """
 
     stage: Stage
@@ -162,7 +144,9 @@ class Call:
     again: str = attrs.field(init=False, default="")
     #: What the record of a hit adds: source, bytes, seconds_saved.
     facts: dict[str, Any] = attrs.field(init=False, factory=dict)
-    cleanup: Cleanup = attrs.field(init=False, factory=Cleanup)
+    over: bool = attrs.field(init=False, default=False)
+    failed: bool = attrs.field(init=False, default=False)
+    ending: contextlib.ExitStack = attrs.field(init=False, factory=contextlib.ExitStack)
     #: Of several ranks: what the shards of the call have in common, and what a rank loaded, or why
     #: it could not, before the ranks agreed.
     generation: str = attrs.field(init=False, default="")
@@ -171,6 +155,22 @@ class Call:
     needs: Needs | None = attrs.field(init=False, default=None)
     #: How long the stage itself ran, or the dump took to load, in seconds.
     seconds: float = attrs.field(init=False, default=0.0)
+
+    def __enter__(self) -> Call:
+        return self
+
+    def at_end(self, act: Callable[..., object], *args: Any) -> None:
+        """Run it when the call ends, or at once if it has: a thread outlives its cancelled task."""
+        with _ENDING:
+            if not self.over:
+                self.ending.callback(act, *args)
+                return
+        act(*args)
+
+    def __exit__(self, error: object, *_: object) -> None:
+        with _ENDING:
+            self.over, self.failed = True, error is not None
+        self.ending.close()
 
     @functools.cached_property
     def bound(self) -> inspect.BoundArguments:
@@ -299,15 +299,6 @@ class Call:
         """Note what the record says of a hit: dumps of a step, which `took` as long to generate."""
         saved = took - self.seconds if took else 0.0  # it may not be known
         self.facts.update(source=source, bytes=nbytes, seconds_saved=saved)
-
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        """Measure how long the block runs."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds = time.perf_counter() - began
 
 
 def _holds(value: Any, prompts: Any) -> bool:

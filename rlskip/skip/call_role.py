@@ -14,15 +14,13 @@ from rlskip.batch.columns import columns_of
 from rlskip.config.facts import HostFacts
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.ranks import RankGroup
-from rlskip.jobs.served import Ledger, ledger_of
 from rlskip.skip.agreement import Mismatch, SeveralRanks, ranks_of
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
-from rlskip.skip.matching import CallMatching
+from rlskip.skip.matching import CallMatching, StepCalls, next_name
 from rlskip.skip.role import Role, present
-from rlskip.skip.run_dumps import PromptGroups, RunDumps
+from rlskip.skip.run_dumps import PromptGroups
 from rlskip.skip.stage_runner import log_unusable, not_dumped
-from rlskip.skip.step_calls import StepCalls, next_name
 from rlskip.store import AbsentDumpError, DumpError, DumpMeta, WriterTimeoutError
 from rlskip.store.dump import NewDump
 from rlskip.store.layout import Place
@@ -48,12 +46,10 @@ class CallRole(Role):
     def use(self, dumps: Dumps) -> None:
         """Keep results in these dumps from now on; before the first call."""
         self.dumps: Dumps = dumps
-        self.ledger: Ledger = ledger_of(dumps.directory)
-        self._run = RunDumps(dumps, self.ledger)
         matching = CallMatching
         if dumps.by_prompt:
             from rlskip.skip.by_prompt import PromptMatching as matching  # needs torch
-        self._matching: CallMatching = matching(dumps, self._run, self.ledger)
+        self._matching: CallMatching = matching(dumps)
 
     @functools.cached_property
     def ranks(self) -> SeveralRanks | None:
@@ -94,7 +90,7 @@ class CallRole(Role):
                 if lease is None:
                     self._choose(call)
                 else:  # other jobs wait for this one until the call ends
-                    call.cleanup.add(lease.release)
+                    call.at_end(lease.release)
         return call.found is not None
 
     def replay(self, call: Call) -> Any:
@@ -133,7 +129,7 @@ class CallRole(Role):
             self._write(call, self.dumps.store.prepare(call.step, result, **about))
             return
         # The writer, not the end of this call, gives the lease back.
-        release = call.cleanup.pop_all().close
+        release = call.ending.pop_all().close
 
         def write(dump: NewDump) -> None:
             try:
@@ -163,7 +159,8 @@ class CallRole(Role):
                 except WriterTimeoutError as error:
                     log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
                 self._visiting = StepCalls(self.dumps.store, step)
-                self._run.first = step if self._run.first is None else self._run.first
+                run = self.dumps.run
+                run.first = step if run.first is None else run.first
             return self._visiting
 
     def _choose(self, call: Call) -> None:
@@ -173,7 +170,7 @@ class CallRole(Role):
         # a dump of its own. Calls of their own steps may take the same dump, or groups of the same.
         # One lock for all others, too, would keep ranks that are threads from agreeing.
         together = match == "prompt" or (match == "run" and self.support_online_step)
-        with call.visit.lock, self.ledger.lock if together else contextlib.nullcontext():
+        with call.visit.lock, self.dumps.ledger.lock if together else contextlib.nullcontext():
             if self.ranks is None:
                 found = self._look_up(call)
             else:
@@ -186,7 +183,7 @@ class CallRole(Role):
             call.found = found
             if found is not None and not call.by_hand:
                 self._matching.take(call, found)
-                call.cleanup.add(self._undo, call)
+                call.at_end(self._undo, call)
 
     def _look_up(self, call: Call) -> Place | PromptGroups | Mismatch | None:
         """Name the call, and find what serves it; what cannot be read counts as absent."""
@@ -203,7 +200,7 @@ class CallRole(Role):
             call.visit = call.visit or self._visit(call.step)  # a subclass may not have looked
             call.identity = call.identity or self.dumps.identities.of_call(call)
             call.name, call.place = call.visit.begin(call.identity.digest())
-            call.cleanup.add(self._undo, call)
+            call.at_end(self._undo, call)
 
     def _is_there(self, call: Call) -> bool:
         """Whether another job has dumped the call meanwhile."""
@@ -211,7 +208,7 @@ class CallRole(Role):
             there = False
             with contextlib.suppress(DumpError, OSError, MemoryError):
                 there = self._matching.look_up(call) is not None
-        if call.cleanup.over:  # cancelled: nobody waits for this thread any more
+        if call.over:  # cancelled: nobody waits for this thread any more
             raise asyncio.CancelledError
         return there
 
@@ -228,7 +225,7 @@ class CallRole(Role):
                 # It may serve the call that it was made for, which may be one of this visit.
                 call.visit.give_back(key)
                 if call.writes == key:
-                    self.ledger.written.discard(key)
+                    self.dumps.ledger.written.discard(key)
                 name = self._take(call, next_name(call.name, key.call))
                 dump, over = dump.named(name), None
             elif is_own or self.ranks is None:
@@ -239,7 +236,7 @@ class CallRole(Role):
         call.record("dumped", step=call.step, call=meta.call, bytes=size)
         if is_own:  # else another job's dump of the call stays
             call.written = key
-            call.cleanup.add(self._undo, call)
+            call.at_end(self._undo, call)
 
     def _is_anothers(self, call: Call, key: Place, there: DumpMeta) -> bool:
         """Whether another call's dump has this name, which may serve that one yet."""
@@ -248,21 +245,22 @@ class CallRole(Role):
 
     def _take(self, call: Call, name: str, replaces: str | None = None) -> str:
         """The name of the dump to write: what it `replaces`, else the first free from `name` on."""
-        visit, step = call.visit, call.step
-        while replaces is None and (
-            self.dumps.store.place(step, name) in visit.taken
-            or (name in visit.listed and self.dumps.store.read_meta(step, name))
-        ):
-            name = next_name(call.name, name)
-        key = self.dumps.store.place(step, name if replaces is None else replaces)
-        visit.take(key)
+        visit, store = call.visit, self.dumps.store
+        with visit.lock:
+            while replaces is None and (
+                store.place(call.step, name) in visit.taken
+                or (name in visit.listed and store.read_meta(call.step, name))
+            ):
+                name = next_name(call.name, name)
+            key = store.place(call.step, name if replaces is None else replaces)
+            visit.taken[key] = ""
         is_told = self.local_config.match != "step" and not call.by_hand  # a visit is enough
-        call.writes = key if is_told and self.ledger.write(key) else None
+        call.writes = key if is_told and self.dumps.ledger.write(key) else None
         return key.call
 
     def _undo(self, call: Call) -> None:
         """If a call has failed or was cancelled, it is as if it had not been made."""
-        if not call.cleanup.failed:
+        if not call.failed:
             return
         name, found, written = call.name, call.found, call.written
         call.name, call.found, call.written = "", None, None
@@ -314,7 +312,7 @@ class CallRole(Role):
             return
         visit, stage = StepCalls(self.dumps.store, step), Stage(func, "", _likely_prompts)
         call = Call(stage, args, kwargs, step, visit=visit, by_hand=True)
-        with call.cleanup:
+        with call:
             yield call
 
 

@@ -22,11 +22,13 @@ from rlskip.config.skip import TRAINING_ROLES, as_given, to_generate
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.format.fingerprint import canonical
 from rlskip.jobs.records import job_id
+from rlskip.jobs.served import ledger_of
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.identities import Identities
 from rlskip.skip.kept_config import FOLDER, flat_config, holds_time, keep_config, value_in
 from rlskip.skip.notices import Notices
 from rlskip.skip.prompt_rows import rows_per_prompt
+from rlskip.skip.run_dumps import RunDumps
 from rlskip.store import CorruptDumpError, DumpMeta, StepStore, run_directory
 from rlskip.store.identity import ABSENT
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
@@ -61,6 +63,8 @@ class Dumps:
         if role not in TRAINING_ROLES:
             self.directory /= role
             refuse_links(self.directory)
+        self.ledger = ledger_of(self.directory)
+        self.run = RunDumps(self)
         self._config = flat_config(facts.config)
         self._kept: str | None = None  # the name under which the run's directory has it
         self._described: dict[tuple[str, ...], tuple[RowFields, dict[str, Any]]] = {}
@@ -87,24 +91,23 @@ class Dumps:
 
     def store_at(self, directory: Path, **options: Any) -> StepStore:
         """A store of the role's whose metas have what ``skip.identity`` names now."""
-        keys = self.local_config.identity or ()
+        if self.local_config.identity:
+            options["complete"] = functools.partial(self._completed, directory)
+        return StepStore(directory, **{"max_bytes": self.local_config.max_bytes, **options})
 
-        def complete(meta: DumpMeta) -> DumpMeta:
-            made, compared, known = meta.identity, self.identities.conditions.compared, {}
-            lacking = [k for k in keys if made is not None and f"config.{k}" not in made.compared]
-            if made is None or not lacking:
-                return meta
-            # Made before a key was named, it has the value in the config that is kept with it.
-            kept = self.notices.kept_config(meta, directory)
-            for key in lacking:
-                then, now = (value_in(config, key) for config in (kept, self._config))
-                if then is not ABSENT:
-                    name = f"config.{key}"
-                    known[name] = compared.get(name) if canonical(then) == canonical(now) else then
-            return attrs.evolve(meta, identity=made.adding(known))
-
-        options = {"max_bytes": self.local_config.max_bytes, **options}
-        return StepStore(directory, complete=complete, **options)
+    def _completed(self, directory: Path, meta: DumpMeta) -> DumpMeta:
+        """Made before a key was named, a dump has the value in the config that is kept with it."""
+        keys, made, known = self.local_config.identity, meta.identity, {}
+        lacking = [k for k in keys if made is not None and f"config.{k}" not in made.compared]
+        if made is None or not lacking:
+            return meta
+        kept = self.notices.kept_config(meta, directory)
+        for key in lacking:
+            then, now = (value_in(config, key) for config in (kept, self._config))
+            if then is not ABSENT:
+                name, given = f"config.{key}", self.identities.conditions.compared
+                known[name] = given.get(name) if canonical(then) == canonical(now) else then
+        return attrs.evolve(meta, identity=made.adding(known))
 
     def info(self, call: Call, result: Any) -> dict[str, Any]:
         """What ``meta.json`` of a dump says besides the identity.
@@ -197,24 +200,21 @@ class Dumps:
         ways = [way for way in ways if way]
         return ways[0] if len(ways) == 1 else f"choose one: {'; '.join(ways)}"
 
-    def check_fields(self, rollouts: Any, meta: DumpMeta, call: Call, found: Place) -> None:
-        """Apply ``on_mismatch`` to a dump, `found`, without fields that this run needs.
+    def usable(self, rollouts: Any, meta: DumpMeta, call: Call, found: Place) -> Any:
+        """The rollouts of a dump, `found`, without the fields that are dropped.
 
-        What the stage did not return when it was needed then does not count: nor would it now.
+        Without fields that this run needs ``on_mismatch`` applies to it, or CorruptDumpError. What
+        the stage did not return when it was needed then does not count: nor would it now.
         """
-        if call.stage.lacks is None:
-            return
         never = meta.info.get("lacks")
-        never = never if isinstance(never, list) else []
-        if lacking := [name for name in call.stage.lacks(rollouts) if name not in never]:
+        lacking = [] if call.stage.lacks is None else call.stage.lacks(rollouts)
+        if lacking := [one for one in lacking if not isinstance(never, list) or one not in never]:
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
             self.reject(what, found, replaces=found.root == self.directory)
             if found == call.found and found.step == call.step:
                 call.replaces = found.call  # as a mismatch: what is generated has its name
             call.again += f"-{meta.checksum}"  # its sessions in a journal lack it, too
             raise CorruptDumpError(what, str(found.directory))
-
-    def without_dropped(self, rollouts: Any) -> Any:
         unwanted = self.local_config.drop_fields or []
         kept = drop_fields(rollouts, unwanted) if unwanted else rollouts
         if self.notices.is_new("fields"):  # the stage's other dumps have the same

@@ -20,7 +20,6 @@ from rlskip.skip.call import Call, Stage
 
 if TYPE_CHECKING:
     from rlskip.jobs.records import Recorder
-    from rlskip.jobs.served import Ledger
     from rlskip.skip.dumps import Dumps
 
 
@@ -39,8 +38,6 @@ class Role:
     before_stage: Any = None
     #: Its directory of dumps; None: it has none.
     dumps: Dumps | None = None
-    #: The ledger of that directory.
-    ledger: Ledger | None = None
     #: Whether it has replaced a call in this process.
     has_replayed: bool = False
     #: Writes its records in this process; None before a function of the role was called.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,6 @@ from rlskip.batch.columns import select, uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import SkipAction
 from rlskip.errors import ConfigError, MismatchError
-from rlskip.jobs.served import Ledger, ledger_of
 from rlskip.keys import DUMP_CONTENT, DUMP_POSITION, JOURNAL_NAME, RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
@@ -40,7 +40,7 @@ from rlskip.skip.groups import (
     without_superseded,
 )
 from rlskip.skip.role import Role
-from rlskip.skip.run_dumps import Group, RunDumps, groups_in
+from rlskip.skip.run_dumps import Group, groups_in
 from rlskip.store import CorruptDumpError, DumpError, Identity
 from rlskip.store.index import QUEUED
 from rlskip.store.layout import part_name, part_number
@@ -69,8 +69,6 @@ class GroupRole(Role):
             )
         self.dumps = Dumps(role, local_config, facts)
         self._identities = self.dumps.identities
-        self.ledger: Ledger = ledger_of(self.dumps.directory)
-        self._run = RunDumps(self.dumps, self.ledger)
         self._repeats = local_config.action == SkipAction.REPEAT
         self._submitted: dict[int, Submitted] = {}
         # By step, what one dump has.
@@ -100,13 +98,14 @@ class GroupRole(Role):
     def find(self, call: Call) -> bool:
         """Plan the batch, and load all that enters the queue for it before any of it does."""
         plan = call.identity = self._plan(call)
-        call.cleanup.add(self._undo, call)
+        call.at_end(self._undo, call)
         if plan.rest:
             self.dumps.notices.log_hidden()
             call.reason = str(plan) if plan.served else ""
         if plan.served:
-            with call.timed():
-                plan.enters = self._load(plan, call)
+            began = time.perf_counter()
+            plan.enters = self._load(plan, call)
+            call.seconds = time.perf_counter() - began
         return bool(plan.served) and not plan.rest
 
     def replay(self, call: Call) -> None:
@@ -133,11 +132,11 @@ class GroupRole(Role):
             roots = enters.roots.values()
             underway = [{**tag, STATUS: RUNNING} if STATUS in tag else tag for tag in roots]
             queue.put(list(enters.roots), partition_id, None, underway)
-            call.cleanup.add(enters.put, queue, partition_id)
+            call.at_end(enters.put, queue, partition_id)
             log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
         else:
             self._submitted[call.step].served.difference_update(plan.served)
-            self.ledger.give_back(call.parts)
+            self.dumps.ledger.give_back(call.parts)
             plan.groups = [None] * len(plan.uids)  # all prompts are submitted
         self._submitted[call.step].generates = True
         tags = [dump_tag(call.step, plan.position + i, plan.contents[i]) for i in plan.rest]
@@ -146,11 +145,11 @@ class GroupRole(Role):
     def _undo(self, call: Call) -> None:
         """A call that failed before any of it entered the queue is as if it had not been made."""
         plan: Plan = call.identity
-        if call.cleanup.failed and not plan.has_begun:
+        if call.failed and not plan.has_begun:
             submitted = self._submitted[call.step]
             submitted.prompts -= len(plan.uids)
             submitted.served.difference_update(plan.served)
-            self.ledger.give_back(call.parts)
+            self.dumps.ledger.give_back(call.parts)
 
     def _give_rest(self, call: Call, plan: Plan) -> bool:
         """Let the stage get the prompts that have no group; whether it gets its prompts at all."""
@@ -175,7 +174,7 @@ class GroupRole(Role):
         present = submitted.conditions or self._identities.conditions
         # The lock from the look until they are taken: of two batches that are submitted side by
         # side each gets groups of its own.
-        with self.ledger.lock:
+        with self.dumps.ledger.lock:
             if self.dumps.by_prompt:
                 where, match = "the run", self._by_prompt(step, contents, present)
             else:
@@ -193,16 +192,16 @@ class GroupRole(Role):
             submitted.served.update(plan.served)
             if self.dumps.by_prompt:
                 call.parts = plan.served
-                self.ledger.serve(call.parts)
+                self.dumps.ledger.serve(call.parts)
         return plan
 
     def _by_prompt(
         self, step: int, contents: Sequence[str | None], present: Identity
     ) -> list[Group | None]:
         """For each prompt the first complete group of the run that was generated for it."""
-        self._run.first = step if self._run.first is None else self._run.first
-        found = self._run.choose(contents, step, present)
-        if None in found and (odd := self._run.odd(contents, step, present)):
+        self.dumps.run.first = step if self.dumps.run.first is None else self.dumps.run.first
+        found = self.dumps.run.choose(contents, step, present)
+        if None in found and (odd := self.dumps.run.odd(contents, step, present)):
             self.dumps.reject(odd.differs(present), odd.key, replaces=False)
         return found
 
@@ -277,19 +276,20 @@ class GroupRole(Role):
             step = store.place(key.step)
             loaded = store.load(key.step, call=key.call, meta=meta)
             try:
-                rows = to_rows(self.dumps.without_dropped(loaded["fields"]))
-                enters.add(chosen, loaded, rows, call.step)
+                fields = self.dumps.usable(loaded["fields"], meta, call, step)
+                enters.add(chosen, loaded, to_rows(fields), call.step)
+            except (MismatchError, CorruptDumpError):  # it lacks fields that this run needs
+                raise
             except (LookupError, TypeError, ValueError, AttributeError) as error:
                 what = "it does not hold groups of a queue"
                 raise CorruptDumpError(what, str(step.directory)) from error
-            self.dumps.check_fields(loaded["fields"], meta, call, step)
             self.dumps.notices.changed(meta, store.directory)
             if step.root == self.dumps.directory:
                 # Nor do their sessions serve that are left in the step's journal.
                 roots = (loaded["groups"][group.start]["tags"][""] for _, group in chosen)
                 names += (str(root.get(JOURNAL_NAME)) for root in roots)
         call.parts = [*call.parts, *names]
-        self.ledger.serve(names)
+        self.dumps.ledger.serve(names)
         return enters
 
     # -- from the queue into a dump ----------------------------------------------------------
@@ -328,10 +328,10 @@ class GroupRole(Role):
             info={**self.dumps.info(call, part["fields"]), **about},
             sidecar=capture_rng(),
         )
-        with self.ledger.lock:  # who finds the dump knows that this process wrote it
+        with self.dumps.ledger.lock:  # who finds the dump knows that this process wrote it
             for number in itertools.count(first):  # another job may take one meanwhile
                 meta, is_own = store.write(dump.named(part_name(number)))
                 if is_own:
                     break
-            self.ledger.write(store.place(step, meta.call))
+            self.dumps.ledger.write(store.place(step, meta.call))
         call.record("dumped", step=step, call=meta.call, bytes=store.size_of(meta))

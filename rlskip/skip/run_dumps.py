@@ -112,9 +112,10 @@ class RunDumps:
     itself serve: how the model was then is what they show.
     """
 
-    def __init__(self, dumps: Any, ledger: Ledger) -> None:
+    def __init__(self, dumps: Any) -> None:
         # The stores of `dumps` are asked for late: a job starts before its ranks are known.
-        self._dumps, self._ledger = dumps, ledger
+        self._dumps = dumps
+        self._ledger: Ledger = dumps.ledger
         self._repeats = dumps.local_config.action == SkipAction.REPEAT
         self._sizes: dict[Path, _OneSize] = {}
         self._groups: dict[Place, tuple[Stamp | None, list[Group]]] = {}

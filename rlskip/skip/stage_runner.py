@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:
         call = None if skip is None else _eligible_call(manager, skip, stage, args, kwargs)
         if call is None:
             return func(*args, **kwargs) if kwargs else func(*args)
-        with call.cleanup:
+        with call:
             if replayed := replay(skip, call):
                 return replayed[0]
             with _running(skip, call):
@@ -80,7 +81,7 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
         call = None if skip is None else _eligible_call(manager, skip, stage, args, kwargs)
         if call is None:
             return await func(*args, **kwargs)
-        with call.cleanup:
+        with call:
             look = functools.partial(copy_context().run, replay, skip, call)
             replayed = await asyncio.get_running_loop().run_in_executor(_lookers(os.getpid()), look)
             if replayed:
@@ -182,22 +183,21 @@ def log_unusable(role: str, call: Call, error: BaseException) -> None:
 @contextmanager
 def _running(role: Role, call: Call) -> Iterator[None]:
     """While the stage runs: its own calls of the role (of its base class, say) are part of it."""
-    calls, ledger = enclosing.get().calls, None if call.is_observed else role.ledger
+    calls, running = enclosing.get().calls, list[Enclosing]()
     if not call.is_observed:
         # By what a journal knows it: a call with other arguments resumes none of its sessions.
         digest = call.identity.compared_digest() if call.name else ""
         calls = {**calls, role.role: f"{call.name}-{digest}{call.again}" if call.name else ""}
+        running = running if role.dumps is None else role.dumps.ledger.running
     call.needs = Needs(call.stage.lacks)
     here = Enclosing(call.step, calls, call.needs)
-    token = enclosing.set(here)
-    if ledger is not None:
-        ledger.running.append(here)
+    token, began = enclosing.set(here), time.perf_counter()
+    running.append(here)
     try:
-        with call.timed():
-            yield
+        yield
     finally:
-        if ledger is not None:
-            ledger.running.remove(here)
+        call.seconds = time.perf_counter() - began
+        running.remove(here)
         enclosing.reset(token)
 
 

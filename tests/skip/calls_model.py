@@ -95,7 +95,7 @@ class Ranks(Decorated):
             made = Stage(stage, self.role, stage="generate", ignore=(), derived=self.derived)
             call = Call(made, (prompts, greedy), {}, step)
             try:
-                with call.cleanup:
+                with call:
                     if replayed := replay(role, call):
                         return replayed[0], False
                     result = stage(prompts, greedy)

@@ -223,7 +223,7 @@ class Job:
             role.dumps.store.load = fail  # type: ignore[method-assign]
         role.begin_visit()
         call = Call(Stage(stage, "rollout", identity=identity), (prompts,), {}, 1)
-        with call.cleanup:
+        with call:
             try:
                 replayed = replay(role, call)
             except Exception as error:
