@@ -46,6 +46,7 @@ Kind = Literal[
 A holder gives another object on, with arguments maybe; the last three are neutral.
 """
 _LISTS = (list, tuple, set, frozenset, deque)
+_BARE = frozenset((*_LISTS, dict))  # they store nothing else
 _RUNNING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _KINDS: tuple[tuple[Kind, Any], ...] = (
     ("class", (type, types.ModuleType)),
@@ -136,7 +137,7 @@ def in_words(value: Any) -> str:
 
 def is_whole_config(fields: Any) -> bool:
     """Whether a value is the application's config: it has a node of rlskip's or Hydra's."""
-    if not issubclass(type(fields), dict):
+    if not issubclass(type(fields), dict) or _WHOLE_CONFIG.isdisjoint(fields):
         return False
     return any(issubclass(type(fields.get(key)), Mapping) for key in _WHOLE_CONFIG)
 
@@ -173,7 +174,7 @@ def inside(value: Any, kind: Kind, most: int | None = None) -> dict[Any, Any] | 
 
 def beside(value: Any, kind: Kind, parts: Mapping[Any, Any]) -> dict[str, Any]:
     """What an object stores besides its `parts`, and of its class what :func:`kept_by` has."""
-    if kind in ("holder", "function", "config") or type_of(value) in (*_LISTS, dict):
+    if type_of(value) in _BARE or kind in ("holder", "function", "config"):
         return {}
     if kind == "class":
         return kept_by(value, parts)
