@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import attrs
@@ -15,8 +14,6 @@ from rlskip.jobs.ranks import RankGroup, RankTimeoutError, shard
 from rlskip.jobs.records import has_token, job_id, leave_token
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
-from rlskip.skip.stage_runner import log_unusable
-from rlskip.store import DumpError, TooLargeDumpError
 from rlskip.store.layout import Place
 
 # How long ranks wait for each other, in seconds: longer than a slow disk may hold one of them,
@@ -62,29 +59,14 @@ class SeveralRanks:
     def __init__(self, group: RankGroup, dumps: Dumps) -> None:
         self.group, self._dumps = group, dumps
 
-    def agree(
-        self, call: Call, look: Callable[[Call], Any], load: Callable[[Call, Any], Any]
-    ) -> Any:
+    def agree(self, call: Call, found: Any, error: BaseException | None) -> Any:
         """What serves the call on every rank, or the mismatch to name; None: it is generated.
 
-        `look` returns what serves the call here, a `Mismatch`, or None. `load` loads and verifies
-        it, or raises; the result is kept in ``call.loaded``.
+        `found` is what serves the call here, and is in ``call.loaded``; a `Mismatch`, or None. An
+        `error` is raised once all ranks know of it.
         """
-        found = error = call.loaded = None
-        generation = 0
-        try:
-            found = look(call)
-            if isinstance(found, Place):  # it is loaded first, so that a hit takes one exchange
-                call.loaded = load(call, found)
-                generation = int(call.meta.info.get("generation", "0"), 16)
-        except BaseException as raised:  # once the other ranks know
-            # A sound dump that is too large no rank may replace.
-            is_lost = isinstance(raised, DumpError | OSError | MemoryError)
-            if not is_lost or isinstance(raised, TooLargeDumpError):
-                error = raised
-            else:
-                log_unusable(self._dumps.role, call, raised)
         differs, has_loaded = isinstance(found, Mismatch), call.loaded is not None
+        generation = int(call.meta.info.get("generation", "0"), 16) if has_loaded else 0
         mine = _Shard(call.step, call.place, differs, has_loaded, generation)
         given = self.group.exchange(*mine, what=f"step {call.step}", error=error)
         # Rank 0 made it for this exchange: a call that is generated has it as its generation.

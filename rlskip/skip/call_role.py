@@ -19,9 +19,14 @@ from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.matching import CallMatching, StepCalls, next_name
 from rlskip.skip.role import Role, present
-from rlskip.skip.run_dumps import PromptGroups
 from rlskip.skip.stage_runner import log_unusable, not_dumped
-from rlskip.store import AbsentDumpError, DumpError, DumpMeta, WriterTimeoutError
+from rlskip.store import (
+    AbsentDumpError,
+    DumpError,
+    DumpMeta,
+    TooLargeDumpError,
+    WriterTimeoutError,
+)
 from rlskip.store.dump import NewDump
 from rlskip.store.layout import Place
 from rlskip.store.writer import Writer
@@ -171,10 +176,25 @@ class CallRole(Role):
         # One lock for all others, too, would keep ranks that are threads from agreeing.
         together = match == "prompt" or (match == "run" and self.support_online_step)
         with call.visit.lock, self.dumps.ledger.lock if together else contextlib.nullcontext():
-            if self.ranks is None:
-                found = self._look_up(call)
-            else:
-                found = self.ranks.agree(call, self._look_up, self._matching.load)
+            found: Any = None
+            error: BaseException | None = None
+            try:
+                self._name(call)
+                found = self._matching.look_up(call) or self._matching.judge(call)
+                if self.ranks is not None and isinstance(found, Place):
+                    # It is loaded first, so that a hit takes the ranks one exchange.
+                    call.loaded = self._matching.load(call, found)
+            except BaseException as raised:
+                # What cannot be read counts as absent; but not a sound dump that is too large.
+                is_absent = isinstance(raised, DumpError | OSError | MemoryError)
+                if is_absent and not isinstance(raised, TooLargeDumpError):
+                    log_unusable(self.role, call, raised)
+                elif self.ranks is None:
+                    raise
+                else:  # it is raised once the other ranks know
+                    error = raised
+            if self.ranks is not None:
+                found = self.ranks.agree(call, found, error)
             if isinstance(found, Mismatch):
                 self.dumps.reject(call.reason, found.key, found.hint)
                 # Under the name of a call with other prompts no later run would look for it.
@@ -184,15 +204,6 @@ class CallRole(Role):
             if found is not None and not call.by_hand:
                 self._matching.take(call, found)
                 call.at_end(self._undo, call)
-
-    def _look_up(self, call: Call) -> Place | PromptGroups | Mismatch | None:
-        """Name the call, and find what serves it; what cannot be read counts as absent."""
-        try:
-            self._name(call)
-            return self._matching.look_up(call) or self._matching.judge(call)
-        except (DumpError, OSError, MemoryError) as error:
-            log_unusable(self.role, call, error)
-            return None
 
     def _name(self, call: Call) -> None:
         """Give the call its identity, and by that its name and its place in the step."""
