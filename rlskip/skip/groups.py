@@ -145,8 +145,6 @@ class Plan:
     where: str
     position: int
     enters: Entering | None = None
-    #: Whether any of it has entered the queue.
-    has_begun: bool = False
 
     @property
     def rest(self) -> list[int]:

@@ -252,8 +252,8 @@ class CallMatching:
             return None
         there: Iterable[str] = [call.name]
         if not call.place:
-            there = visit.listed if visit.is_whole else ()
-        nearest = self._nearest(call, there)
+            there = visit.listed if visit.listed and visit.is_whole else ()
+        nearest = self._nearest(call, there) if there else None
         if nearest is None:
             if dumps.store.calls(visit.step):
                 call.reason = "no unused dump of the step was made for such a call"

@@ -114,7 +114,7 @@ class GroupRole(Role):
         if self.local_config.restore_rng:
             restore_rng(self.dumps.store.load(first.key.step, part="aside"))
         assert plan.enters is not None
-        plan.has_begun = True
+        call.ending.pop_all()  # from here on it is not undone
         plan.enters.put(*queue_of(call))
         nbytes = sum(map(self.dumps.store.size_of, metas))
         took = sum(meta.info.get("seconds", 0.0) for meta in metas)
@@ -124,7 +124,8 @@ class GroupRole(Role):
 
     def before_stage(self, call: Call) -> None:
         plan: Plan = call.identity
-        (queue, partition_id), enters, plan.has_begun = queue_of(call), plan.enters, True
+        (queue, partition_id), enters = queue_of(call), plan.enters
+        call.ending.pop_all()  # from here on it is not undone
         # Without a `rest` the dump has just proved unusable.
         if plan.rest and enters and self._give_rest(call, plan):
             # Running until the others are submitted, so that no sampler considers the step finished
@@ -145,7 +146,7 @@ class GroupRole(Role):
     def _undo(self, call: Call) -> None:
         """A call that failed before any of it entered the queue is as if it had not been made."""
         plan: Plan = call.identity
-        if call.failed and not plan.has_begun:
+        if call.failed:
             submitted = self._submitted[call.step]
             submitted.prompts -= len(plan.uids)
             submitted.served.difference_update(plan.served)
