@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import OrderedDict
 from typing import Any
 
 from rlskip.batch.columns import columns_of
@@ -12,22 +11,13 @@ from rlskip.batch.row_fields import RowFields
 from rlskip.skip.agreement import Mismatch
 from rlskip.skip.assembling import Assembly, some_rows
 from rlskip.skip.call import Call
-from rlskip.skip.dumps import Dumps
-from rlskip.skip.matching import CallMatching
 from rlskip.skip.prompt_rows import row_count
 from rlskip.skip.run_dumps import PromptGroups
-from rlskip.store import DumpMeta
+from rlskip.skip.visit import Visit
 from rlskip.store.layout import Place
 
-_CACHED = 1 << 30
-"""Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
 
-
-class PromptMatching(CallMatching):
-    def __init__(self, dumps: Dumps) -> None:
-        super().__init__(dumps)
-        self._cache: OrderedDict[tuple[Place, str], tuple[Any, int]] = OrderedDict()
-
+class PromptVisit(Visit):
     def look_up(self, call: Call) -> Place | PromptGroups | None:
         """The dump of this very call, else a group for each of its prompts."""
         if call.identity.prompts is None:
@@ -35,13 +25,13 @@ class PromptMatching(CallMatching):
         if (own := self._in_step(call)) is not None:
             return own
         digests, present = call.digests, call.identity.for_prompts(None)
-        chosen = self._run.choose(digests, call.step, present)
+        chosen = self._dumps.run.choose(digests, call.step, present)
         found = PromptGroups(group for group in chosen if group is not None)
         if 0 < len(found) == len(digests):
             call.meta = found[0].meta
             return found
         lacking = [digest for digest, one in zip(digests, chosen, strict=True) if one is None]
-        call.reason = self._run.why_none(lacking, len(digests), call.step, present)
+        call.reason = self._dumps.run.why_none(lacking, len(digests), call.step, present)
         return None
 
     def judge(self, call: Call) -> Mismatch | None:
@@ -52,18 +42,18 @@ class PromptMatching(CallMatching):
         if call.identity.prompts is None:
             return super().judge(call)
         present = call.identity.for_prompts(None)
-        if (odd := self._run.odd(call.digests, call.step, present)) is not None:
+        if (odd := self._dumps.run.odd(call.digests, call.step, present)) is not None:
             call.reason = odd.differs(present)
             self._dumps.reject(call.reason, odd.key, replaces=False)
         self._dumps.notices.generated(call)
         return None
 
     def load(self, call: Call, found: Any) -> tuple[Any, Any]:
-        """As `CallMatching.load`, or the groups as the stage would have returned them."""
+        """As `Visit.load`, or the groups as the stage would have returned them."""
         if not isinstance(found, PromptGroups):
             return super().load(call, found)
         began = time.perf_counter()
-        with self._ledger.lock:  # calls may be side by side
+        with self._dumps.ledger.lock:  # calls may be side by side
             rollouts = self._assemble(call, found)
         call.seconds = time.perf_counter() - began
         for key, meta in found.metas.items():
@@ -72,7 +62,7 @@ class PromptMatching(CallMatching):
                 present = call.identity.for_prompts(meta.identity.prompts)
                 self._dumps.identities.differences(present, meta)  # logs what is noteworthy
         took = sum(
-            group.meta.info.get("seconds", 0.0) / max(1, len(self._run.groups_of(group.key)))
+            group.meta.info.get("seconds", 0.0) / max(1, len(self._dumps.run.groups_of(group.key)))
             for group in found
         )
         nbytes = sum(meta.stored for meta in found.metas.values())
@@ -94,24 +84,13 @@ class PromptMatching(CallMatching):
         # One dump after the other: they may be too large to be in memory together.
         parts = []
         for (key, meta), of_dump in zip(metas.items(), rows, strict=True):
-            rollouts = self._dumps.usable(self._loaded(key, meta), meta, call, key)
+            rollouts = self._dumps.usable(self._dumps.run.loaded(key, meta), meta, call, key)
             fields = fields or RowFields.of({*map(str, columns_of(rollouts))})
             parts.append(some_rows(rollouts, fields, of_dump))
         assert fields is not None
         if len(found) == 1 and row_count(parts[0], fields) is None:  # of a single prompt
-            self._cache.clear()  # what the trainer gets it may change
+            self._dumps.run.cache.clear()  # what the trainer gets it may change
             return parts[0]
         of_batch = call.prompts, call.digests, owners, call.stage.totals
-        dumps = functools.partial(map, self._loaded, metas.keys(), metas.values())
+        dumps = functools.partial(map, self._dumps.run.loaded, metas.keys(), metas.values())
         return Assembly(parts, fields, picks, *of_batch, dumps).batch()
-
-    def _loaded(self, key: Place, meta: DumpMeta) -> Any:
-        """A dump, which the next batch may need, too."""
-        name = key, meta.checksum
-        if name not in self._cache:
-            store = self._dumps.stores[key.root]
-            self._cache[name] = store.load(key.step, call=key.call, meta=meta), meta.nbytes
-        self._cache.move_to_end(name)
-        while len(self._cache) > 1 and sum(n for _, n in self._cache.values()) > _CACHED:
-            self._cache.popitem(last=False)
-        return self._cache[name][0]

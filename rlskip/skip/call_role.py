@@ -17,9 +17,9 @@ from rlskip.jobs.ranks import RankGroup
 from rlskip.skip.agreement import Mismatch, SeveralRanks, ranks_of
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
-from rlskip.skip.matching import CallMatching, StepCalls, next_name
 from rlskip.skip.role import Role, present
 from rlskip.skip.stage_runner import log_unusable, not_dumped
+from rlskip.skip.visit import Visit, next_name
 from rlskip.store import (
     AbsentDumpError,
     DumpError,
@@ -44,17 +44,17 @@ class CallRole(Role):
 
     def __init__(self, role: str, local_config: Any, facts: HostFacts) -> None:
         Role.__init__(self, role, local_config)  # next to it, a subclass has BaseSkip
-        self._visiting: StepCalls | None = None
+        self._visiting: Visit | None = None
         self._lock = threading.Lock()
-        self.use(Dumps(role, local_config, facts, self.shard))
+        self.dumps: Dumps = Dumps(role, local_config, facts, self.shard)
 
-    def use(self, dumps: Dumps) -> None:
-        """Keep results in these dumps from now on; before the first call."""
-        self.dumps: Dumps = dumps
-        matching = CallMatching
-        if dumps.by_prompt:
-            from rlskip.skip.by_prompt import PromptMatching as matching  # needs torch
-        self._matching: CallMatching = matching(dumps)
+    @functools.cached_property
+    def _kind(self) -> type[Visit]:
+        if not self.dumps.by_prompt:
+            return Visit
+        from rlskip.skip.by_prompt import PromptVisit  # needs torch
+
+        return PromptVisit
 
     @functools.cached_property
     def ranks(self) -> SeveralRanks | None:
@@ -105,12 +105,12 @@ class CallRole(Role):
             raise AbsentDumpError("no dump serves this call", where)
         try:
             # Ranks have loaded it to agree.
-            loaded, call.loaded = call.loaded or self._matching.load(call, found), None
+            loaded, call.loaded = call.loaded or call.visit.load(call, found), None
             rollouts, states = loaded
             if self.local_config.restore_rng:
                 restore_rng(states)
         except (DumpError, OSError, MemoryError):
-            self._matching.give_back(call, found, is_lost=True)
+            call.visit.give_back(call, found, is_lost=True)
             call.found = None
             _ = call.prompt_rows
             raise
@@ -125,7 +125,7 @@ class CallRole(Role):
         self.dumps.identities.ran(call)
         about = {
             # From now on what has this name serves no other call.
-            "call": self._take(call, call.name if call.place else "", call.replaces),
+            "call": call.visit.write(call, call.name if call.place else "", call.replaces),
             "identity": call.identity,
             "info": {**self.dumps.info(call, result), **shard, "place": call.place},
             "sidecar": capture_rng(),
@@ -150,10 +150,10 @@ class CallRole(Role):
             release()
             raise
 
-    def _visit(self, step: int) -> StepCalls:
+    def _visit(self, step: int) -> Visit:
         """The calls of `step` so far; where each call has its own step, none."""
         if self.support_online_step:
-            return StepCalls(self.dumps.store, step)
+            return self._kind(self.dumps, step)
         with self._lock:
             if self._visiting is None or self._visiting.step != step:
                 # What earlier steps generated can be replayed from now on; what this visit writes
@@ -163,7 +163,7 @@ class CallRole(Role):
                         self.writer.wait()
                 except WriterTimeoutError as error:
                     log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
-                self._visiting = StepCalls(self.dumps.store, step)
+                self._visiting = self._kind(self.dumps, step)
                 run = self.dumps.run
                 run.first = step if run.first is None else run.first
             return self._visiting
@@ -180,10 +180,10 @@ class CallRole(Role):
             error: BaseException | None = None
             try:
                 self._name(call)
-                found = self._matching.look_up(call) or self._matching.judge(call)
+                found = call.visit.look_up(call) or call.visit.judge(call)
                 if self.ranks is not None and isinstance(found, Place):
                     # It is loaded first, so that a hit takes the ranks one exchange.
-                    call.loaded = self._matching.load(call, found)
+                    call.loaded = call.visit.load(call, found)
             except BaseException as raised:
                 # What cannot be read counts as absent; but not a sound dump that is too large.
                 is_absent = isinstance(raised, DumpError | OSError | MemoryError)
@@ -198,11 +198,11 @@ class CallRole(Role):
             if isinstance(found, Mismatch):
                 self.dumps.reject(call.reason, found.key, found.hint)
                 # Under the name of a call with other prompts no later run would look for it.
-                is_looked_for = found.key in call.visit.candidates(call.name, call.place)
+                is_looked_for = found.key in call.visit.candidates(call)
                 call.replaces, found = found.key.call if is_looked_for else None, None
             call.found = found
             if found is not None and not call.by_hand:
-                self._matching.take(call, found)
+                call.visit.take(call, found)
                 call.at_end(self._undo, call)
 
     def _name(self, call: Call) -> None:
@@ -210,7 +210,7 @@ class CallRole(Role):
         if not call.name:
             call.visit = call.visit or self._visit(call.step)  # a subclass may not have looked
             call.identity = call.identity or self.dumps.identities.of_call(call)
-            call.name, call.place = call.visit.begin(call.identity.digest())
+            call.visit.begin(call)
             call.at_end(self._undo, call)
 
     def _is_there(self, call: Call) -> bool:
@@ -218,7 +218,7 @@ class CallRole(Role):
         with call.visit.lock:
             there = False
             with contextlib.suppress(DumpError, OSError, MemoryError):
-                there = self._matching.look_up(call) is not None
+                there = call.visit.look_up(call) is not None
         if call.over:  # cancelled: nobody waits for this thread any more
             raise asyncio.CancelledError
         return there
@@ -234,10 +234,10 @@ class CallRole(Role):
             meta, is_own = self.dumps.store.write(dump, over)
             if not is_own and self._is_anothers(call, key, meta):
                 # It may serve the call that it was made for, which may be one of this visit.
-                call.visit.give_back(key)
+                call.visit.free(key)
                 if call.writes == key:
                     self.dumps.ledger.written.discard(key)
-                name = self._take(call, next_name(call.name, key.call))
+                name = call.visit.write(call, next_name(call.name, key.call))
                 dump, over = dump.named(name), None
             elif is_own or self.ranks is None:
                 break
@@ -252,22 +252,7 @@ class CallRole(Role):
     def _is_anothers(self, call: Call, key: Place, there: DumpMeta) -> bool:
         """Whether another call's dump has this name, which may serve that one yet."""
         fits = not there.identity or call.identity.fits(there.identity)
-        return not fits or self._matching.has_served(key, call)
-
-    def _take(self, call: Call, name: str, replaces: str | None = None) -> str:
-        """The name of the dump to write: what it `replaces`, else the first free from `name` on."""
-        visit, store = call.visit, self.dumps.store
-        with visit.lock:
-            while replaces is None and (
-                store.place(call.step, name) in visit.taken
-                or (name in visit.listed and store.read_meta(call.step, name))
-            ):
-                name = next_name(call.name, name)
-            key = store.place(call.step, name if replaces is None else replaces)
-            visit.taken[key] = ""
-        is_told = self.local_config.match != "step" and not call.by_hand  # a visit is enough
-        call.writes = key if is_told and self.dumps.ledger.write(key) else None
-        return key.call
+        return not fits or call.visit.has_served(key, call)
 
     def _undo(self, call: Call) -> None:
         """If a call has failed or was cancelled, it is as if it had not been made."""
@@ -277,9 +262,9 @@ class CallRole(Role):
         call.name, call.found, call.written = "", None, None
         if written is not None:  # the trainer got no such rollouts
             self.dumps.store.quarantine(call.step, "its call was cancelled", written.call)
-            call.visit.give_back(written)
+            call.visit.free(written)
         if found is not None:
-            self._matching.give_back(call, found)
+            call.visit.give_back(call, found)
         if name:
             call.visit.end(name, call.place)
 
@@ -321,7 +306,7 @@ class CallRole(Role):
         if call is not None and (call.stage.role, call.step) == (self.role, step):
             yield call
             return
-        visit, stage = StepCalls(self.dumps.store, step), Stage(func, "", _likely_prompts)
+        visit, stage = self._kind(self.dumps, step), Stage(func, "", _likely_prompts)
         call = Call(stage, args, kwargs, step, visit=visit, by_hand=True)
         with call:
             yield call

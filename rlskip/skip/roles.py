@@ -67,7 +67,7 @@ def make_roles(roles: Mapping[str, RoleConfig], facts: HostFacts) -> dict[str, R
         if role in SKIP_REGISTRY:
             own = made[role] = SKIP_REGISTRY[role](local, facts.config)
             if isinstance(own, RolloutSkip):  # which read those of a plain application
-                own.use(Dumps(role, local, facts, own.shard))
+                own.dumps = Dumps(role, local, facts, own.shard)
         # With role rollout_tq, validation travels through a queue in a partition of its own.
         elif role == "rollout_tq" or (role == VALIDATION_ROLE and "rollout_tq" in roles):
             from rlskip.skip.rollout_tq import GroupRole  # needs torch

@@ -6,7 +6,7 @@ The run's index (:mod:`rlskip.store.index`) tells where to look. What serves is 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from rlskip.jobs.served import Ledger
 from rlskip.store import DumpMeta, Identity, StepStore
 from rlskip.store.index import QUEUED, Index, IndexedDump, Stamp, rows_of_prompts, stamp_at
 from rlskip.store.layout import Place
+
+_CACHED = 1 << 30
+"""Bytes of dumps that are kept in memory, because the next batch needs other rows of them."""
 
 
 @attrs.frozen
@@ -119,6 +122,7 @@ class RunDumps:
         self._repeats = dumps.local_config.action == SkipAction.REPEAT
         self._sizes: dict[Path, _OneSize] = {}
         self._groups: dict[Place, tuple[Stamp | None, list[Group]]] = {}
+        self.cache: OrderedDict[tuple[Place, str], tuple[Any, int]] = OrderedDict()
         #: The step of the loop's first call: where this process began.
         self.first: int | None = None
 
@@ -189,6 +193,17 @@ class RunDumps:
             groups = groups_in(key, self._sizes[key.root].store.read_meta(key.step, key.call))
             known = self._groups[key] = stamp, [group for group in groups if group.digest]
         return known[1]
+
+    def loaded(self, key: Place, meta: DumpMeta) -> Any:
+        """A dump, which the next batch may need, too."""
+        name = key, meta.checksum
+        if name not in self.cache:
+            store = self._dumps.stores[key.root]
+            self.cache[name] = store.load(key.step, call=key.call, meta=meta), meta.nbytes
+        self.cache.move_to_end(name)
+        while len(self.cache) > 1 and sum(n for _, n in self.cache.values()) > _CACHED:
+            self.cache.popitem(last=False)
+        return self.cache[name][0]
 
     def _refreshed(self) -> Mapping[Path, _OneSize]:
         for root, store in self._dumps.stores.items():

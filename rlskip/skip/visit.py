@@ -23,27 +23,28 @@ from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.names import seems_to_shape
 from rlskip.skip.prompt_rows import PromptRows
-from rlskip.store import DumpMeta, StepStore
+from rlskip.store import DumpMeta
 from rlskip.store.index import PROMPTS
 from rlskip.store.layout import Place
 
 
-class StepCalls:
-    """Names the calls of one visit of a step, and knows which dumps serve none of them any more.
+class Visit:
+    """The calls of a step since the loop came to it, and which dumps serve them.
 
     Hold `lock` from :meth:`begin` until what serves the call is `taken`. The step's directory is
     listed once, so that a call costs the same in a step of 10 000.
     """
 
-    def __init__(self, store: StepStore, step: int) -> None:
-        self._store, self.step = store, step
+    def __init__(self, dumps: Dumps, step: int) -> None:
+        self._dumps, self._store, self.step = dumps, dumps.store, step
+        self._config = dumps.local_config
         self.lock = threading.RLock()
         # Heaps of the numbers that were given back, and the next: of each digest, and the places.
         self._free: dict[str, list[int]] = {}
         # The dumps that serve a call of the visit, with their checksums; empty: a call writes it.
         self.taken: dict[Place, str] = {}
         self._in_order: list[str] = []
-        self.listed = dict.fromkeys(store.calls(step))
+        self.listed = dict.fromkeys(self._store.calls(step))
         self._listed_of: dict[str, list[str]] = {}  # by digest
         for call in self.listed:
             self._listed_of.setdefault(call.rpartition("-")[0], []).append(call)
@@ -70,17 +71,18 @@ class StepCalls:
             self._in_order = [call for call in there if call not in mine]
         return self._in_order
 
-    def begin(self, digest: str) -> tuple[str, int]:
-        """The name of a new call, and its place among the calls of the visit."""
-        numbers: list[int] = []
+    # -- the names of its calls --------------------------------------------------------------
+
+    def begin(self, call: Call) -> None:
+        """Give a new call its name, and its place among the calls of the visit."""
+        digest, numbers = call.identity.digest(), list[int]()
         with self.lock:
             for of in (digest, ""):
                 free = self._free.setdefault(of, [0])
                 numbers.append(heapq.heappop(free))
                 if not free:
                     free.append(numbers[-1] + 1)
-        number, place = numbers
-        return f"{digest}-{number}", place
+        call.name, call.place = f"{digest}-{numbers[0]}", numbers[1]
 
     def end(self, name: str, place: int) -> None:
         """A call has failed: when it is made again, it is the same call."""
@@ -89,90 +91,97 @@ class StepCalls:
             heapq.heappush(self._free[digest], int(number))
             heapq.heappush(self._free[""], place)
 
-    def candidates(self, name: str, place: int) -> Iterator[Place]:
+    def candidates(self, call: Call) -> Iterator[Place]:
         """Where a dump of such a call may be: its own place, the head, others of its digest.
 
         The head is the own place of the visit's first call. Of those that are taken only its own is
         among them: it has served an equal call.
         """
-        digest, _, number = name.rpartition("-")
-        own = (name, "") if place else ("", name)
-        for call in chain(own, self._listed_of.get(digest, ())):
-            key = self._store.place(self.step, call)
-            if key not in self.taken or call == name or (number == "0" and not call):
+        digest, _, number = call.name.rpartition("-")
+        own = (call.name, "") if call.place else ("", call.name)
+        for name in chain(own, self._listed_of.get(digest, ())):
+            key = self._store.place(self.step, name)
+            if key not in self.taken or name == call.name or (number == "0" and not name):
                 yield key
 
-    def served(self, name: str) -> set[str]:
-        """The checksums of later dumps of such a call that have served another one of the visit."""
-        digest = name.rpartition("-")[0]
-        keys = (self._store.place(self.step, call) for call in self._listed_of.get(digest, ()))
-        return {*filter(None, map(self.taken.get, keys))}
+    def write(self, call: Call, name: str, replaces: str | None = None) -> str:
+        """The name of the dump that the call writes: from now on it serves no other call.
 
-    def give_back(self, key: Place, *, is_lost: bool = False) -> None:
-        """It did not serve the call after all: it may serve another one, unless it is unusable."""
+        It is that of the dump that it `replaces`, else the first that is free from `name` on.
+        """
+        with self.lock:
+            while replaces is None and (
+                self._store.place(self.step, name) in self.taken
+                or (name in self.listed and self._store.read_meta(self.step, name))
+            ):
+                name = next_name(call.name, name)
+            key = self._store.place(self.step, name if replaces is None else replaces)
+            self.taken[key] = ""
+        is_told = self._config.match != "step" and not call.by_hand  # a visit is enough
+        call.writes = key if is_told and self._dumps.ledger.write(key) else None
+        return key.call
+
+    def free(self, key: Place, *, is_lost: bool = False) -> None:
+        """No call has this dump any more: it may serve another one, unless it is unusable."""
         with self.lock:
             self.taken.pop(key, None)
             self._has_lost |= is_lost
             self._in_order = [] if is_lost else self._in_order  # a repeat takes what is left
 
-
-def next_name(own: str, tried: str) -> str:
-    """The name to try after one that was taken: the call's own, then the next number."""
-    digest, (of, _, number) = own.rpartition("-")[0], tried.rpartition("-")
-    return f"{digest}-{int(number) + 1}" if of == digest else own
-
-
-class CallMatching:
-    def __init__(self, dumps: Dumps) -> None:
-        self._dumps, self._run, self._ledger = dumps, dumps.run, dumps.ledger
+    # -- which dump serves a call -----------------------------------------------------------
 
     def look_up(self, call: Call) -> Any:
         """What was made for this very call, and serves no other one."""
-        config = self._dumps.local_config
-        if config.action == SkipAction.REPEAT:
+        if self._config.action == SkipAction.REPEAT:
             return self._repeated(call)
         if call.identity.prompts is None:
             return None
-        return self._in_step(call) or (self._elsewhere(call) if config.match == "run" else None)
+        own = self._in_step(call)
+        return self._elsewhere(call) if own is None and self._config.match == "run" else own
 
     def _in_step(self, call: Call) -> Place | None:
         """The dump of the step itself that was made for such a call.
 
         One that records nothing of its call serves any, after those that were made for it.
         """
-        visit: StepCalls = call.visit
-        dumps = self._dumps
+        differences = self._dumps.identities.differences
         unnamed: tuple[Place, DumpMeta] | None = None
-        served = set[str]() if dumps.local_config.match == "step" else visit.served(call.name)
+        served = set[str]() if self._config.match == "step" else self._served(call.name)
         call.again = ""
-        for key in visit.candidates(call.name, call.place):
-            if (meta := dumps.store.read_meta(key.step, key.call)) is None:
+        for key in self.candidates(call):
+            if (meta := self._store.read_meta(key.step, key.call)) is None:
                 continue
             if meta.identity is None:
-                if key not in visit.taken:
+                if key not in self.taken:
                     unnamed = unnamed or (key, meta)
-            elif key in visit.taken or self.has_served(key, call):
+            elif key in self.taken or self.has_served(key, call):
                 if call.identity.fits(meta.identity):
                     served.add(meta.checksum)
-            elif not dumps.identities.differences(call.identity, meta):
+            elif not differences(call.identity, meta):
                 call.meta = meta
                 return key
         # These draws were trained on already: nor are the sessions resumed that they were made of,
         # if the step's journal is still there. What is generated instead leaves its own there, so
         # the call is named there by all that have served: by the next one there is one more.
         call.again = "-".join(["", *sorted(served)])
-        if unnamed is None or dumps.by_prompt:
+        if unnamed is None or self._dumps.by_prompt:
             return None
-        dumps.identities.differences(call.identity, unnamed[1])  # says that it records none
+        differences(call.identity, unnamed[1])  # says that it records none
         key, call.meta = unnamed
         return key
 
+    def _served(self, name: str) -> set[str]:
+        """The checksums of later dumps of such a call that have served another one of the visit."""
+        digest = name.rpartition("-")[0]
+        keys = (self._store.place(self.step, call) for call in self._listed_of.get(digest, ()))
+        return {*filter(None, map(self.taken.get, keys))}
+
     def _elsewhere(self, call: Call) -> Place | None:
         """The nearest dump of another step that was made for such a call."""
-        for key in self._run.find(call.identity.prompts, call.step):
-            if self.has_served(key, call) or key in call.visit.taken:
+        for key in self._dumps.run.find(call.identity.prompts, call.step):
+            if self.has_served(key, call) or key in self.taken:
                 continue
-            meta = self._dumps.store.read_meta(key.step, key.call)
+            meta = self._store.read_meta(key.step, key.call)
             if meta is None or meta.identity is None:
                 continue
             if not self._dumps.identities.differences(call.identity, meta):
@@ -185,9 +194,9 @@ class CallMatching:
 
         A step without its first dump is none that could be repeated.
         """
-        source, names, store = call.step, call.visit.in_order, self._dumps.store
+        source, names, store = call.step, self.in_order, self._store
         if "" not in names:
-            if call.visit.listed:
+            if self.listed:
                 what = "the first dump of step %d is missing, so that its others are not repeated"
                 self._dumps.notices.once(f"headless {call.step}", what, call.step)
             nearest = store.nearest(call.step)
@@ -206,36 +215,36 @@ class CallMatching:
         Under ``match=step`` another visit of the step is the same step again. What follows another
         stage computes the same again, and by hand the first of equals is meant, served or not.
         """
-        if self._dumps.local_config.match == "step" or call.stage.derived or call.by_hand:
+        if self._config.match == "step" or call.stage.derived or call.by_hand:
             return False
-        parts = self._run.parts_of(key)
-        return any(self._ledger.has_served(part, call.writes) for part in parts)
+        parts = self._dumps.run.parts_of(key)
+        return any(self._dumps.ledger.has_served(part, call.writes) for part in parts)
 
     def take(self, call: Call, found: Any) -> None:
         """These serve the call, and no other one of the visit; by step a visit is enough."""
-        if self._dumps.local_config.match != "step":
-            call.parts = self._run.parts_of(found)
-            self._ledger.serve(call.parts)
+        if self._config.match != "step":
+            call.parts = self._dumps.run.parts_of(found)
+            self._dumps.ledger.serve(call.parts)
         metas = {found: call.meta} if isinstance(found, Place) else found.metas
-        call.visit.taken |= {key: meta.checksum for key, meta in metas.items()}
+        self.taken |= {key: meta.checksum for key, meta in metas.items()}
 
     def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
         """These did not serve the call after all: it failed, or they turned out to be unusable."""
-        self._ledger.give_back(call.parts)
+        self._dumps.ledger.give_back(call.parts)
         for key in [found] if isinstance(found, Place) else found.metas:
-            call.visit.give_back(key, is_lost=is_lost and key == found)
+            self.free(key, is_lost=is_lost and key == found)
 
     def load(self, call: Call, found: Any) -> tuple[Any, Any]:
         """The rollouts that serve the call, and the generators' states.
 
         Raises DumpError where a dump is unusable.
         """
-        meta, store, began = call.meta, self._dumps.store, time.perf_counter()
-        part = ("rollouts", "aside") if self._dumps.local_config.restore_rng else ("rollouts",)
-        rollouts, *states = store.load(found.step, call=found.call, meta=meta, part=part)
+        meta, began = call.meta, time.perf_counter()
+        part = ("rollouts", "aside") if self._config.restore_rng else ("rollouts",)
+        rollouts, *states = self._store.load(found.step, call=found.call, meta=meta, part=part)
         rollouts = self._dumps.usable(rollouts, meta, call, found)
         call.seconds = time.perf_counter() - began
-        call.is_served(found.step, store.size_of(meta), meta.info.get("seconds", 0.0))
+        call.is_served(found.step, self._store.size_of(meta), meta.info.get("seconds", 0.0))
         call.facts["call"] = found.call
         return rollouts, states[0] if states else None
 
@@ -247,17 +256,17 @@ class CallMatching:
         else has changed. Where the dump of a first call is gone, it was lost, or its job was
         killed: whatever is called first may be that call.
         """
-        visit, config, dumps = call.visit, self._dumps.local_config, self._dumps
+        config, dumps = self._config, self._dumps
         if config.action == SkipAction.REPEAT:
             return None
         there: Iterable[str] = [call.name]
         if not call.place:
-            there = visit.listed if visit.listed and visit.is_whole else ()
+            there = self.listed if self.listed and self.is_whole else ()
         nearest = self._nearest(call, there) if there else None
         if nearest is None:
-            if dumps.store.calls(visit.step):
+            if self._store.calls(self.step):
                 call.reason = "no unused dump of the step was made for such a call"
-                if not visit.is_whole:
+                if not self.is_whole:
                     others = "the others were made for other calls"
                     call.reason = f"a dump of the step is missing, and {others}"
                 elif call.identity.prompts is None:
@@ -274,14 +283,14 @@ class CallMatching:
         now, then = call.prompt_rows, PromptRows.recorded(meta.info.get(PROMPTS))
         if how := now.difference(then) if now and then else "":
             differs = [f"prompts: {how}" if d.startswith("prompts: ") else d for d in differs]
-        n = len(visit.listed)
+        n = len(self.listed)
         of = f", the nearest of its {n} calls," if n > 1 and not call.place else ""
         call.reason = f"the dump of {key}{of} was made for another call: {'; '.join(differs)}"
         if call.identity.prompts is None:
             call.reason = f"the prompts cannot be compared with those of the dump of {key}"
         elsewhere, hint = None, ""
         if config.on_mismatch == "error" and config.match == "step" and by_prompts:
-            elsewhere = next(self._run.find(call.identity.prompts, visit.step), None)
+            elsewhere = next(self._dumps.run.find(call.identity.prompts, self.step), None)
         if elsewhere is not None:
             call.reason += f"; they are the same prompts as those of {elsewhere}"
             if dumps.role != VALIDATION_ROLE:
@@ -306,9 +315,9 @@ class CallMatching:
         One that does not differ at all another job has dumped meanwhile, or it has served another
         step: then no other dump is taken for this call's either.
         """
-        differing, store = [], self._dumps.store
+        differing, store = [], self._store
         for key in (store.place(call.step, name) for name in names):
-            meta = None if key in call.visit.taken else store.read_meta(key.step, key.call)
+            meta = None if key in self.taken else store.read_meta(key.step, key.call)
             if meta is not None and meta.identity is not None:
                 differs = call.identity.differences(meta.identity)[0]
                 if not differs and call.identity.prompts is not None:
@@ -316,3 +325,9 @@ class CallMatching:
                 differing.append((key, meta, differs))
         # By name where several differ in as much: not as the directory was listed.
         return min(differing, key=lambda one: (len(one[2]), one[0].order), default=None)
+
+
+def next_name(own: str, tried: str) -> str:
+    """The name to try after one that was taken: the call's own, then the next number."""
+    digest, (of, _, number) = own.rpartition("-")[0], tried.rpartition("-")
+    return f"{digest}-{int(number) + 1}" if of == digest else own
