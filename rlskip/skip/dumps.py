@@ -67,7 +67,6 @@ class Dumps:
         self.run = RunDumps(self)
         self._config = flat_config(facts.config)
         self._kept: str | None = None  # the name under which the run's directory has it
-        self._described: dict[tuple[str, ...], tuple[RowFields, dict[str, Any]]] = {}
         self.notices = Notices(role, c, facts, self.directory, self._config)
         names = {"experiment_name": experiment, "project_name": project, "dump_dir": c.dump_dir}
         given = {as_given(f"skip.{key}", role, c): value for key, value in names.items()}
@@ -117,7 +116,7 @@ class Dumps:
         where a mask, log-probs or rewards do not fit their tokens.
         """
         info: dict[str, Any] = {"seconds": call.seconds, "job": job_id()}
-        fields, described = self._fields_of(call.stage, result)
+        fields, described = _fields_of(call.stage, result)
         info |= described
         if not _FITTING.isdisjoint(*described.values()):
             with contextlib.suppress(RecordError):  # it has no tokens
@@ -144,21 +143,6 @@ class Dumps:
         except OSError as error:
             self.notices.once("config", "the config cannot be kept with the dumps: %s", error)
         return info
-
-    def _fields_of(self, stage: Stage, result: Any) -> tuple[RowFields, dict[str, Any]]:
-        """What the fields of `result` hold, and what a meta says of that; or RowsError."""
-        names = []
-        for name, column in columns_of(result).items():
-            if column_length(column) is not None:
-                names.append(str(name))
-        if stage.rows is None and (key := tuple(names)) in self._described:
-            return self._described[key]  # most results have the same
-        fields = RowFields.of(names, stage.rows(result) if callable(stage.rows) else stage.rows)
-        if stage.rows is None:
-            self._described[key] = fields, fields.to_meta()
-        else:
-            fields.refuse_missing(field_names(result))
-        return fields, fields.to_meta()
 
     @property
     def by_prompt(self) -> bool:
@@ -220,6 +204,25 @@ class Dumps:
         if self.notices.is_new("fields"):  # the stage's other dumps have the same
             self.notices.dropped(unwanted, rollouts, kept)
         return kept
+
+
+def _fields_of(stage: Stage, result: Any) -> tuple[RowFields, dict[str, Any]]:
+    """What the fields of `result` hold, and what a meta says of that; or RowsError."""
+    names = []
+    for name, column in columns_of(result).items():
+        if column_length(column) is not None:
+            names.append(str(name))
+    if stage.rows is None:
+        return _described(*names)
+    fields = RowFields.of(names, stage.rows(result) if callable(stage.rows) else stage.rows)
+    fields.refuse_missing(field_names(result))
+    return fields, fields.to_meta()
+
+
+@functools.lru_cache(1 << 6)
+def _described(*names: str) -> tuple[RowFields, dict[str, Any]]:  # most results have the same
+    fields = RowFields.of(names)
+    return fields, fields.to_meta()
 
 
 # -- the states of the global random generators, as they were after a stage ----------------------

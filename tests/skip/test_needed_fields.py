@@ -77,6 +77,20 @@ def test_prompt_by_prompt_no_dump_is_quarantined(init: Callable[..., Path]) -> N
     assert not list(folder.rglob("*.bad-*"))
 
 
+@pytest.mark.parametrize("match", ["step", "run", "prompt"])
+def test_a_field_that_is_dropped_on_purpose_is_not_missed(
+    init: Callable[..., Path], match: str
+) -> None:
+    needed.add("logprobs")
+    init(at=1)
+    generate([1, 2], "tokens logprobs")
+    made.clear()
+    init(at=1 if match == "step" else 2, match=match, drop_fields=["logprobs"])
+    prompts = [2, 1] if match == "prompt" else [1, 2]
+    assert field_names(generate(prompts, "tokens logprobs")) == {"tokens"}
+    assert made == []
+
+
 def test_groups_of_a_queue_are_checked(init: Callable[..., Path]) -> None:
     def step(fields: str, **skip: Any) -> tuple[set[str], int]:
         init("rollout_tq", n=1, at=1, **skip)
