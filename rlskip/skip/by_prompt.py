@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from typing import Any
 
 from rlskip.batch.columns import columns_of
@@ -52,10 +51,8 @@ class PromptVisit(Visit):
         """As `Visit.load`, or the groups as the stage would have returned them."""
         if not isinstance(found, PromptGroups):
             return super().load(call, found)
-        began = time.perf_counter()
-        with self._dumps.ledger.lock:  # calls may be side by side
+        with call.timed(), self._dumps.ledger.lock:  # calls may be side by side
             rollouts = self._assemble(call, found)
-        call.seconds = time.perf_counter() - began
         for key, meta in found.metas.items():
             self._dumps.notices.changed(meta, key.root)
             if meta.identity is not None:

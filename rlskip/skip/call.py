@@ -7,7 +7,8 @@ import functools
 import inspect
 import itertools
 import threading
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -299,6 +300,15 @@ class Call:
         """Note what the record says of a hit: dumps of a step, which `took` as long to generate."""
         saved = took - self.seconds if took else 0.0  # it may not be known
         self.facts.update(source=source, bytes=nbytes, seconds_saved=saved)
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Measure how long the block runs."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds = time.perf_counter() - began
 
 
 def _holds(value: Any, prompts: Any) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,9 +102,8 @@ class GroupRole(Role):
             self.dumps.notices.log_hidden()
             call.reason = str(plan) if plan.served else ""
         if plan.served:
-            began = time.perf_counter()
-            plan.enters = self._load(plan, call)
-            call.seconds = time.perf_counter() - began
+            with call.timed():
+                plan.enters = self._load(plan, call)
         return bool(plan.served) and not plan.rest
 
     def replay(self, call: Call) -> None:

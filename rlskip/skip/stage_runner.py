@@ -7,7 +7,6 @@ import functools
 import inspect
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -191,12 +190,12 @@ def _running(role: Role, call: Call) -> Iterator[None]:
         running = running if role.dumps is None else role.dumps.ledger.running
     call.needs = Needs(call.stage.lacks)
     here = Enclosing(call.step, calls, call.needs)
-    token, began = enclosing.set(here), time.perf_counter()
+    token = enclosing.set(here)
     running.append(here)
     try:
-        yield
+        with call.timed():
+            yield
     finally:
-        call.seconds = time.perf_counter() - began
         running.remove(here)
         enclosing.reset(token)
 

@@ -12,7 +12,6 @@ import heapq
 import os
 import re
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -239,11 +238,11 @@ class Visit:
 
         Raises DumpError where a dump is unusable.
         """
-        meta, began = call.meta, time.perf_counter()
+        meta = call.meta
         part = ("rollouts", "aside") if self._config.restore_rng else ("rollouts",)
-        rollouts, *states = self._store.load(found.step, call=found.call, meta=meta, part=part)
-        rollouts = self._dumps.usable(rollouts, meta, call, found)
-        call.seconds = time.perf_counter() - began
+        with call.timed():
+            rollouts, *states = self._store.load(found.step, call=found.call, meta=meta, part=part)
+            rollouts = self._dumps.usable(rollouts, meta, call, found)
         call.is_served(found.step, self._store.size_of(meta), meta.info.get("seconds", 0.0))
         call.facts["call"] = found.call
         return rollouts, states[0] if states else None
