@@ -23,7 +23,6 @@ from rlskip.skip.visit import Visit, next_name
 from rlskip.store import (
     AbsentDumpError,
     DumpError,
-    DumpMeta,
     TooLargeDumpError,
     WriterTimeoutError,
 )
@@ -203,7 +202,6 @@ class CallRole(Role):
             call.found = found
             if found is not None and not call.by_hand:
                 call.visit.take(call, found)
-                call.at_end(self._undo, call)
 
     def _name(self, call: Call) -> None:
         """Give the call its identity, and by that its name and its place in the step."""
@@ -211,7 +209,6 @@ class CallRole(Role):
             call.visit = call.visit or self._visit(call.step)  # a subclass may not have looked
             call.identity = call.identity or self.dumps.identities.of_call(call)
             call.visit.begin(call)
-            call.at_end(self._undo, call)
 
     def _is_there(self, call: Call) -> bool:
         """Whether another job has dumped the call meanwhile."""
@@ -232,7 +229,10 @@ class CallRole(Role):
         while True:
             key = dump.place
             meta, is_own = self.dumps.store.write(dump, over)
-            if not is_own and self._is_anothers(call, key, meta):
+            if not is_own and (
+                (meta.identity and not call.identity.fits(meta.identity))
+                or call.visit.has_served(key, call)
+            ):
                 # It may serve the call that it was made for, which may be one of this visit.
                 call.visit.free(key)
                 if call.writes == key:
@@ -247,26 +247,7 @@ class CallRole(Role):
         call.record("dumped", step=call.step, call=meta.call, bytes=size)
         if is_own:  # else another job's dump of the call stays
             call.written = key
-            call.at_end(self._undo, call)
-
-    def _is_anothers(self, call: Call, key: Place, there: DumpMeta) -> bool:
-        """Whether another call's dump has this name, which may serve that one yet."""
-        fits = not there.identity or call.identity.fits(there.identity)
-        return not fits or call.visit.has_served(key, call)
-
-    def _undo(self, call: Call) -> None:
-        """If a call has failed or was cancelled, it is as if it had not been made."""
-        if not call.failed:
-            return
-        name, found, written = call.name, call.found, call.written
-        call.name, call.found, call.written = "", None, None
-        if written is not None:  # the trainer got no such rollouts
-            self.dumps.store.quarantine(call.step, "its call was cancelled", written.call)
-            call.visit.free(written)
-        if found is not None:
-            call.visit.give_back(call, found)
-        if name:
-            call.visit.end(name, call.place)
+            call.at_end(call.visit.end, call)
 
     def begin_visit(self) -> None:
         with self._lock:

@@ -82,13 +82,27 @@ class Visit:
                 if not free:
                     free.append(numbers[-1] + 1)
         call.name, call.place = f"{digest}-{numbers[0]}", numbers[1]
+        call.at_end(self.end, call)
 
-    def end(self, name: str, place: int) -> None:
-        """A call has failed: when it is made again, it is the same call."""
-        with self.lock:
+    def end(self, call: Call) -> None:
+        """If a call has failed or was cancelled, it is as if it had not been made.
+
+        When it is made again, it is the same call.
+        """
+        if not call.failed:
+            return
+        name, found, written = call.name, call.found, call.written
+        call.name, call.found, call.written = "", None, None
+        if written is not None:  # the trainer got no such rollouts
+            self._store.quarantine(self.step, "its call was cancelled", written.call)
+            self.free(written)
+        if found is not None:
+            self.give_back(call, found)
+        if name:
             digest, _, number = name.rpartition("-")
-            heapq.heappush(self._free[digest], int(number))
-            heapq.heappush(self._free[""], place)
+            with self.lock:
+                heapq.heappush(self._free[digest], int(number))
+                heapq.heappush(self._free[""], call.place)
 
     def candidates(self, call: Call) -> Iterator[Place]:
         """Where a dump of such a call may be: its own place, the head, others of its digest.
@@ -226,6 +240,7 @@ class Visit:
             self._dumps.ledger.serve(call.parts)
         metas = {found: call.meta} if isinstance(found, Place) else found.metas
         self.taken |= {key: meta.checksum for key, meta in metas.items()}
+        call.at_end(self.end, call)
 
     def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
         """These did not serve the call after all: it failed, or they turned out to be unusable."""
