@@ -6,8 +6,9 @@ The run's index (:mod:`rlskip.store.index`) tells where to look. What serves is 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import attrs
 
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
-from rlskip.store import DumpMeta, Identity, StepStore
-from rlskip.store.index import QUEUED, Index, IndexedDump, Stamp, rows_of_prompts, stamp_at
+from rlskip.store import DumpMeta, Identity
+from rlskip.store.index import QUEUED, Index, Stamp, rows_of_prompts, stamp_at
 from rlskip.store.layout import Place
 
 _CACHED = 1 << 30
@@ -61,50 +62,6 @@ class PromptGroups(tuple[Group, ...]):
         return f"the groups of {len(self)} prompts ({named})"
 
 
-class _OneSize:
-    """What the index lists of one directory: that of the run, or of another number of prompts.
-
-    ``listed`` has by the hash of a prompt, and of a batch, its dumps: of each the place among the
-    calls of its step, and which of its groups is the prompt's. Some may have been replaced since.
-    """
-
-    def __init__(self, store: StepStore) -> None:
-        self.store = store
-        self.index = Index(store.directory)
-        self.listed: dict[str, list[tuple[Place, int, int]]] = {}
-        self._mended: Mapping[int, Sequence[Place]] | None = None
-
-    def refresh(self) -> None:
-        """Read the index on; after the directory was listed again, index what it lacks."""
-        self._add(self.index.refresh())
-        by_step, store = self.store.listed_by_step(), self.store
-        if by_step is self._mended:
-            return
-        # At first each line is compared with its dump. Later a dump that is replaced has a new
-        # line, unless its process was killed before: then it is not found until the next run.
-        known = {} if self._mended is None else self.index.dumps
-        places = [
-            place for family in [*by_step.values()] for place in [*family]
-        ]  # threads add some
-        some = [one for one in places if self._is_mine(one) and one.name not in known]
-        self._mended = by_step
-        if some:
-            self._add(self.index.mend(some, lambda p: store.read_meta(p.step, p.call)))
-
-    def _is_mine(self, place: Place) -> bool:
-        return (place.rank, place.world_size) == (self.store.rank, self.store.world_size)
-
-    def _add(self, lines: Iterable[IndexedDump]) -> None:
-        for line in lines:
-            place = Place.parse(self.store.directory, line.name)
-            if place is None or not self._is_mine(place):
-                continue
-            nth = line.about.get("info", {}).get("place", 0)
-            self.listed.setdefault(line.batch, []).append((place, nth, 0))
-            for i, digest in enumerate(line.prompts):
-                self.listed.setdefault(digest, []).append((place, nth, i))
-
-
 class RunDumps:
     """Finds dumps by their prompts. Hold the ledger's lock until what is found is taken.
 
@@ -120,7 +77,13 @@ class RunDumps:
         self._dumps = dumps
         self._ledger: Ledger = dumps.ledger
         self._repeats = dumps.local_config.action == SkipAction.REPEAT
-        self._sizes: dict[Path, _OneSize] = {}
+        # By directory, of the run and of other numbers of prompts: what its index lists, and what
+        # was there when that was mended last.
+        self._indices: dict[Path, Index] = {}
+        self._mended: dict[Path, Mapping[int, Sequence[Place]]] = {}
+        # By the hash of a prompt, and of a batch, its dumps: of each the place among the calls of
+        # its step, and which of its groups is the prompt's. Some may have been replaced since.
+        self._listed: dict[str, list[tuple[Place, int, int]]] = {}
         self._groups: dict[Place, tuple[Stamp | None, list[Group]]] = {}
         self.cache: OrderedDict[tuple[Place, str], tuple[Any, int]] = OrderedDict()
         #: The step of the loop's first call: where this process began.
@@ -128,15 +91,17 @@ class RunDumps:
 
     def find(self, prompts_hash: str, step: int) -> Iterator[Place]:
         """The dumps with these prompts in other steps, the nearest first, as `repeat` prefers."""
+        own: Path = self._dumps.directory
         with self._ledger.lock:  # calls of their own steps may be side by side
-            own = self._refreshed()[self._dumps.directory]
-            found = {key for key, *_ in own.listed.get(prompts_hash, ()) if key.step != step}
+            self._refresh()
+            listed = {key for key, *_ in self._listed.get(prompts_hash, ()) if key.root == own}
 
         def preference(key: Place) -> tuple[Any, ...]:
             return key.step > step, abs(step - key.step), key.order
 
-        for key in sorted(found, key=preference):
-            if own.index.dumps[key.name].batch == prompts_hash and stamp_at(key):
+        for key in sorted(listed, key=preference):
+            is_still = self._indices[own].dumps[key.name].batch == prompts_hash
+            if key.step != step and is_still and stamp_at(key):
                 yield key
 
     def choose(
@@ -146,7 +111,7 @@ class RunDumps:
 
         They are made as the `present` call of a `step`, the prompts apart; None: in any way.
         """
-        self._refreshed()
+        self._refresh()
         given: Counter[Group] = Counter()
 
         def uses(group: Group) -> int:
@@ -183,14 +148,14 @@ class RunDumps:
             return [*found]
         if not self._dumps.by_prompt:
             return [found]
-        self._refreshed()
+        self._refresh()
         return [found, *self.groups_of(found)]
 
     def groups_of(self, key: Place) -> list[Group]:
         """The groups of the dump that lies there, if it records them."""
         stamp, known = stamp_at(key), self._groups.get(key)
         if known is None or known[0] != stamp:
-            groups = groups_in(key, self._sizes[key.root].store.read_meta(key.step, key.call))
+            groups = groups_in(key, self._dumps.stores[key.root].read_meta(key.step, key.call))
             known = self._groups[key] = stamp, [group for group in groups if group.digest]
         return known[1]
 
@@ -205,24 +170,41 @@ class RunDumps:
             self.cache.popitem(last=False)
         return self.cache[name][0]
 
-    def _refreshed(self) -> Mapping[Path, _OneSize]:
+    def _refresh(self) -> None:
+        """Read the indices on; after a directory was listed again, index what it lacks."""
         for root, store in self._dumps.stores.items():
-            if root not in self._sizes:
-                self._sizes[root] = _OneSize(store)
-            self._sizes[root].refresh()
-        return self._sizes
+            if root not in self._indices:
+                self._indices[root] = Index(root)
+            index, shard = self._indices[root], (store.rank, store.world_size)
+            lines, by_step, before = index.refresh(), store.listed_by_step(), self._mended.get(root)
+            if by_step is not before:
+                # At first each line is compared with its dump. Later a dump that is replaced has a
+                # new line, unless its process was killed before: then it is not found until the
+                # next run.
+                known = {} if before is None else index.dumps
+                every = [one for family in [*by_step.values()] for one in [*family]]  # they grow
+                mine = [one for one in every if (one.rank, one.world_size) == shard]
+                some = [one for one in mine if one.name not in known]
+                self._mended[root] = by_step
+                lines += index.mend(some, lambda p: store.read_meta(p.step, p.call))  # noqa: B023
+            for line in lines:
+                place = Place.parse(root, line.name)
+                if place is not None and (place.rank, place.world_size) == shard:
+                    nth = line.about.get("info", {}).get("place", 0)
+                    for digest, i in [(line.batch, 0), *zip(line.prompts, itertools.count())]:
+                        self._listed.setdefault(digest, []).append((place, nth, i))
 
     def _groups_for(
         self, digest: str | None, step: int, present: Identity | None
     ) -> Iterator[Group]:
         """The complete ones that were generated for a prompt, the first one to take first."""
         first, is_validation = self.first or 0, self._dumps.role == VALIDATION_ROLE
+        roots = [*self._dumps.stores]
         listed = [
-            (key.step < first, size, key.step, nth, key.call, i, key)
-            for size, of in enumerate(self._sizes.values())
-            for key, nth, i in of.listed.get(digest or "", ())
+            (key.step < first, roots.index(key.root), key.step, nth, key.call, i, key)
+            for key, nth, i in self._listed.get(digest or "", ())
             if key not in self._ledger.written
-            if not is_validation or (size == 0 and key.step == step)
+            if not is_validation or (key.root, key.step) == (roots[0], step)
         ]
         for *_, i, key in sorted(listed, key=lambda one: one[:-1]):
             for group in self.groups_of(key)[i : i + 1]:  # of another dump, it may be by now
