@@ -69,9 +69,9 @@ class Arguments:
         self.left: dict[str, str] = {}
         # Numbers and texts that it reads of modules, by names that tell nothing.
         self.reads: dict[str, Any] = {}
-        # By place, what shapes rollouts, and the outermost object that has it; None: it is in
-        # lists and mappings of the call's own.
-        self._shaping: dict[str, tuple[Any, Any]] = {}
+        # What shapes rollouts of an outermost object, by its id and the place; what is in lists and
+        # mappings of the call's own, without an object, is among the values.
+        self._owned: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._seen, self._count = {id(prompts): prompts}, 0
 
     def at_argument(self, name: str, value: Any, default: Any) -> None:
@@ -84,7 +84,8 @@ class Arguments:
         if why:
             self.at(name, value)
             others = {k: v for k, v in self.left.items() if not is_below(k, [name])}
-            if len(others) < len(self.left) and not any(is_below(k, [name]) for k in self._shaping):
+            shaping = [*self.values, *(place for _, of in self._owned.values() for place in of)]
+            if len(others) < len(self.left) and not any(is_below(k, [name]) for k in shaping):
                 self.left = others | {name: why}  # nothing of it is compared
             if not is_data(value):
                 return
@@ -103,12 +104,8 @@ class Arguments:
         again = Arguments(self.ignored, None, self.code)
         for name, value in self._given.items():
             again.at_argument(name, value, value)
-        now = again.values
-        for place, (data, owner) in again._shaping.items():
-            if owner is None:  # of objects `FirstValues` tells
-                now[place] = data
-        both = now.keys() & self.values.keys()
-        return {place for place, *_ in differing(both, now, self.values)}
+        both = again.values.keys() & self.values.keys()
+        return {place for place, *_ in differing(both, again.values, self.values)}
 
     def at(self, place: str, value: Any, *, quiet: bool = False, is_root: bool = False) -> None:
         """Look into a value that is not compared as a whole; if `quiet`, little is left."""
@@ -160,11 +157,7 @@ class Arguments:
 
     def settle(self, first: FirstValues) -> Arguments:
         """Compare what shapes rollouts: of objects that were met before, the first values."""
-        owned: dict[int, tuple[Any, dict[str, Any]]] = {}
-        for place, (data, owner) in self._shaping.items():
-            owned.setdefault(id(owner), (owner, {}))[1][place] = data
-        self.values |= owned.pop(id(None), (None, {}))[1]
-        for owner, now in owned.values():
+        for owner, now in self._owned.values():
             self.attributes |= first.of(owner, now)
         known = {*self.attributes, *self._given}
         if first.changing:
@@ -196,8 +189,8 @@ class Arguments:
             return  # skip.identity names keys of it
         self._count += len(fields or ())
         is_over = levels < 0 or len(fields or ()) > _MAX_FIELDS or self._count > _MAX_VALUES
-        is_hidden = fields is None or (not fields and kind == "object" and stored.is_sealed(cls))
-        if fields is None or is_hidden or (fields and is_over):
+        is_sealed = kind == "object" and stored.is_sealed(cls)
+        if fields is None or (is_over if fields else is_sealed):
             if not quiet or issubclass(cls, threading.local):
                 self.left[place] = in_words(value)
             return
@@ -243,8 +236,10 @@ class Arguments:
             data, why, _ = plain_or_not(part)
             if why:
                 self.left[place] = why
+            elif owner is None:
+                self.values[place] = data
             else:
-                self._shaping[place] = data, owner
+                self._owned.setdefault(id(owner), (owner, {}))[1][place] = data
         elif kind != "leaf":
             self._enter(place, part, owner, levels - 1, quiet)
         elif not quiet and (part is not None or name in self.code.named) and not is_time(part):
