@@ -52,7 +52,7 @@ class SkipManager:
     _decorated: ClassVar[set[str]] = set()
     _warned: ClassVar[bool] = False
     # Called with the role of a decorated function whose role is off.
-    _guard: ClassVar[Callable[[str], None] | None] = staticmethod(said.before_init())
+    _guard: ClassVar[Callable[[str], None] | None] = staticmethod(said.refuse_chosen)
     # The roles that do not list the present step: looked up once per step, not on every call.
     _unlisted: ClassVar[frozenset[str]] = frozenset()
 
@@ -218,12 +218,12 @@ class SkipManager:
     def reset(cls) -> None:
         """Return to the state before `init`."""
         stages.stop()
-        cls._turn_off(said.before_init())
+        cls._turn_off(said.refuse_chosen)
 
     @classmethod
     def _refuse(cls, reason: str) -> None:
         """Let every decorated function raise from now on: none runs unskipped unnoticed."""
-        cls._turn_off(said.refusing(reason))
+        cls._turn_off(functools.partial(said.refuse, reason))
 
     @classmethod
     def _turn_off(cls, guard: Callable[[str], None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
@@ -32,6 +32,9 @@ from rlskip.skip.role import Role
 from rlskip_conf import options
 
 log = logging.getLogger(__name__)
+
+# By role Hydra's config of the job of which it is known that it did not choose skip.
+_not_chosen: dict[str, Any] = {}
 
 _KINDS: dict[str, tuple[Any, str]] = {
     "prompts": (str, "the name of an argument, or a function"),
@@ -164,32 +167,23 @@ def refuse_other_objects(func: Any) -> None:
         raise ConfigError(f"{func!r:.80} is not a function", "SkipManager.annotate", remedy)
 
 
-def before_init() -> Callable[[str], None]:
-    """A check of a role that raises where Hydra's present job chose an option of `skip`."""
-    seen: dict[str, Any] = {}
-
-    def check(role: str) -> None:
-        config = hydra_config()
-        if config is seen.get(role):
-            return
-        if chosen := chosen_by(config, role):
-            raise NotInstalledError(
-                f"{chosen} was chosen for this job, but no SkipManager was installed",
-                "skip",
-                _remedy(config, chosen),
-            )
-        seen[role] = config
-
-    return check
+def refuse_chosen(role: str) -> None:
+    """Raise where Hydra's present job chose an option of `skip`, which nobody acts on."""
+    config = hydra_config()
+    if config is _not_chosen.get(role):
+        return
+    if chosen := chosen_by(config, role):
+        raise NotInstalledError(
+            f"{chosen} was chosen for this job, but no SkipManager was installed",
+            "skip",
+            _remedy(config, chosen),
+        )
+    _not_chosen[role] = config
 
 
-def refusing(reason: str) -> Callable[[str], None]:
-    """A check that always raises: the start failed."""
-
-    def check(role: str) -> NoReturn:
-        raise NotInstalledError(reason, "skip", "correct the config, then start the job again")
-
-    return check
+def refuse(reason: str, role: str) -> NoReturn:
+    """Raise whatever was chosen: the start failed."""
+    raise NotInstalledError(reason, "skip", "correct the config, then start the job again")
 
 
 def _remedy(config: Any, chosen: str) -> str:
