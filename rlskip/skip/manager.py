@@ -128,14 +128,10 @@ class SkipManager:
             raise_all(preflight(enabled, settings.facts, engine=engine))
         if "rollout" in roles:
             retire_legacy_flag(settings.facts.config)
+        attach(settings.attach, enabled, functools.partial(decorated, cls))
         cls.settings, cls.skip_instances = settings, enabled
         cls.start_engine = settings.start_engine
         cls._guard = cls.bypassed.add if enabled else None
-        try:
-            attach(settings.attach, enabled, functools.partial(decorated, cls))
-        except Exception as error:
-            cls._refuse(f"{type(error).__name__}: {error}")
-            raise
         for role, skip in enabled.items():
             local, what = skip.local_config, "rlskip: role %s is on: %s at steps %s, dumps in %s"
             log.info(what, role, local.action, local.steps, local.dump_dir)
