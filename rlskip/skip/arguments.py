@@ -140,8 +140,6 @@ class Arguments:
             if kind_of(type_of(part)) != "function":
                 with contextlib.suppress(Exception):  # as in `at`
                     self._sort(place, name, part, func, _DEPTH, quiet)
-            if quiet and not read_name(name)[2]:
-                self._note(_joined(place, name), part)
 
     def _note(self, place: str, part: Any) -> None:
         """Note a number, a text, or a short list of these; but not a time of the clock."""
@@ -225,7 +223,7 @@ class Arguments:
         if kind in ("leaf", "object"):
             part = unwrapped(part)
             kind = kind_of(type_of(part))
-        if quiet == "noted" and not shapes and name in self.code.named:
+        if quiet == "noted" and not shapes and (name in self.code.named or above == "os.environ"):
             self._note(place, part)
         if shapes and kind in ("holder", "function", "class", "neutral"):
             return  # stop(), say
