@@ -158,9 +158,9 @@ class Arguments:
         for owner, now in self._owned.values():
             self.attributes |= first.of(owner, now)
         known = {*self.attributes, *self._given}
-        if first.changing:
-            self.changing = sorted(name for name in first.changing if is_below(name, known))
-        for names in self.code.names if self.attributes else ():
+        # Of a copy: calls side by side add to them.
+        self.changing = sorted(name for name in [*first.changing] if is_below(name, known))
+        for names in self.code.names:
             # Not in every job they are imported before the stage is first called.
             self.usual |= {place for place in self.attributes if is_below(place, names.modules)}
         for name, now in self.reads.items():

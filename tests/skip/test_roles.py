@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -223,6 +224,34 @@ def test_concurrent_samples_do_not_share_a_step(init: Callable[..., Path]) -> No
     assert len(list(dumps.rglob("gen_batch.dp"))) == 32
     assert asyncio.run(second.feed(range(40))) == list(range(40))
     assert sorted(second.generated) == sorted(f"sample_0_{i}" for i in range(32, 40))
+
+
+def test_sampling_may_change_while_samples_are_generated_side_by_side(
+    init: Callable[..., Path],
+) -> None:
+    class Sampler:
+        temperature = 1.0
+
+    async def job() -> None:
+        samplers = [Sampler() for _ in range(200)]
+
+        @SkipManager.annotate("async_rollout")
+        async def generate(prompts: list[int], sample_id: str) -> list[int]:
+            for sampler in samplers[prompts[0] :: 12]:
+                sampler.temperature = prompts[0] + 2
+            return prompts
+
+        await generate([0], "sample_0_0")
+        await asyncio.gather(*(generate([i], f"sample_0_{i}") for i in range(1, 24)))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns within each other's statements
+    try:
+        for n in (1, 2):
+            init("async_rollout", own={"n": n})
+            asyncio.run(job())
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_the_event_loop_is_never_blocked_on_disk(
