@@ -200,10 +200,8 @@ class Arguments:
         # Most of the hundred fields of transformers' say how to train.
         of_training = is_object and any(c.__name__ == "TrainingArguments" for c in cls.__mro__)
         for name, part in {**fields, **beside}.items():
-            if kind == "list" and not isinstance(name, str):
-                if kind_of(type_of(part)) != "leaf":
-                    self._enter(f"{place}.{name}", unwrapped(part), owner, levels - 1, quiet)
-                elif not quiet:
+            if kind == "list" and type(name) is int and kind_of(type_of(part)) == "leaf":
+                if not quiet:
                     self.left[place] = in_words(value)
             elif kind == "class" or not (of_library and name in _COUNTS):
                 is_usual = name in beside or (of_training and not seems_to_shape(str(name)))
@@ -278,8 +276,7 @@ def read_arguments(call: Call, ignored: Collection[str], first: FirstValues) -> 
     if not isinstance(func, types.FunctionType):
         found.at("self", getattr(func, "__self__", func), is_root=True)
     for number, one in enumerate(code.functions):
-        if number >= code.own or one.__closure__ or one.__dict__:
-            found.at("" if number < code.own else one.__name__, one)
+        found.at("" if number < code.own else one.__name__, one)
         is_near = one.__module__ == code.functions[0].__module__
         found.at_globals(one, code.names[number], "" if is_near else one.__module__)
     if not code.is_whole and "code" not in found.ignored:
