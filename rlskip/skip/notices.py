@@ -39,7 +39,8 @@ class Notices:
     directory: Path
     #: The run's config by dotted key, as it is kept with the dumps.
     _config: dict[str, Any]
-    _given: set[str] = attrs.field(init=False, factory=set)
+    # The topics of lines that were given, each with who asked first.
+    _given: dict[str, object] = attrs.field(init=False, factory=dict)
     _left: dict[str, dict[str, str]] = attrs.field(init=False, factory=dict)
 
     def once(self, topic: str, message: str, *values: Any, level: int = logging.WARNING) -> None:
@@ -104,7 +105,7 @@ class Notices:
                     self.role, stage, _first([f"{name} ({left[name]})" for name in names]),
                     self.role, self.typed("skip.ignore"), ",".join(names[:_MAX_CHANGES]),
                 )  # fmt: skip
-            self._given.add(f"left of {stage}")
+            self.is_new(f"left of {stage}")  # no more of it
 
     def dropped(self, unwanted: Iterable[str], rollouts: Any, kept: Any) -> None:
         """Warn of names in ``drop_fields`` that no field has, and of scores."""
@@ -198,10 +199,8 @@ class Notices:
 
     def is_new(self, topic: str) -> bool:
         """Whether this is the first time that anyone asks about the topic."""
-        if topic in self._given:
-            return False
-        self._given.add(topic)
-        return True
+        asks = object()
+        return self._given.setdefault(topic, asks) is asks  # in one step: calls are side by side
 
 
 def _steps_in(directory: Path) -> int:
