@@ -39,8 +39,12 @@ class RefusedFileError(RlskipError, OSError):
 class Folder:
     """A directory held open by :func:`open_folder`: names are those of its direct entries."""
 
-    path: Path
     handle: int
+    _parts: tuple[str | Path, ...]
+
+    @property
+    def path(self) -> Path:
+        return Path(*self._parts)
 
     def names(self) -> list[str]:
         return os.listdir(self.handle)
@@ -80,10 +84,11 @@ class Folder:
         with self.open(name, max_bytes=max_bytes) as file:
             return file.read(min(max_bytes, os.fstat(file.fileno()).st_size))
 
-    def enter(self, name: str, *, create: bool = False) -> int:
+    def enter(self, name: str, *, create: bool = False) -> Folder:
         """Open a subdirectory; the caller closes it."""
         try:
-            return self._open(name, os.O_RDONLY | os.O_DIRECTORY, stat.S_IFDIR)
+            handle = self._open(name, os.O_RDONLY | os.O_DIRECTORY, stat.S_IFDIR)
+            return Folder(handle, (*self._parts, name))
         except FileNotFoundError:
             if not create:
                 raise
@@ -116,19 +121,17 @@ def open_folder(root: str | Path, *parts: str, create: bool = False) -> Iterator
     No part of it may be a link, `root` may. Raises RefusedFileError where one of `parts` is not a
     directory, and FileNotFoundError where there is none, unless it is to be created.
     """
-    path = Path(root)
-    if create and not os.path.isdir(path):
-        os.makedirs(path, exist_ok=True)
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    if create and not os.path.isdir(root):
+        os.makedirs(root, exist_ok=True)
+    folder = Folder(os.open(root, os.O_RDONLY | os.O_DIRECTORY), (root,))
     try:
         for part in parts:
-            outer, handle = handle, Folder(path, handle).enter(part, create=create)
-            os.close(outer)
-            path /= part
-        yield Folder(path, handle)
+            outer, folder = folder, folder.enter(part, create=create)
+            os.close(outer.handle)
+        yield folder
     finally:
         with contextlib.suppress(OSError):  # nothing was written through it
-            os.close(handle)
+            os.close(folder.handle)
 
 
 def make_directory(path: Path) -> None:

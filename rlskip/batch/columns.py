@@ -61,6 +61,8 @@ def is_data_proto(value: Any) -> bool:
 
 def columns_of(batch: Any) -> dict[Any, Any]:
     """The columns of a batch by name, NonTensorData still wrapped; empty for any other value."""
+    if type(batch) is dict:  # at once: each row is one
+        return batch.copy()
     if is_tensordict(batch):
         return {key: _entry(batch, key) for key in list(batch.keys())}
     if is_data_proto(batch):

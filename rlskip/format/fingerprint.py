@@ -84,6 +84,8 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
 
 
 def without_volatile(volatile: frozenset[str], prompts: Any) -> Any:
+    if not volatile and type(prompts) is dict:
+        return prompts
     if is_data_proto(prompts) or _is_mapping(prompts):
         return {
             key: without_volatile(volatile, value) if key == NOTES else value
@@ -207,8 +209,11 @@ class _Conversion(Packer):
         is_list = self._simplify is None and kind in (list, tuple)
         if is_list and _OF_JSON.issuperset(map(type, value)):  # rows of tokens are many
             return [_text(part) if type(part) is str else part for part in value]
-        if self._simplify is None and kind is np.ndarray and value.ndim and value.dtype in _PLAIN:
-            return _array(value)  # at once: a prompt has several, and a step many prompts
+        if self._simplify is None:  # at once: a prompt has several, and a step many prompts
+            if kind is np.ndarray and value.ndim and value.dtype in _PLAIN:
+                return _array(value)
+            if kind is dict:
+                return self._composite(value)
         value = _scalar_of(unwrapped(self._simplify(value) if self._simplify else value))
         kind = type(value)
         if issubclass(kind, enum.Enum):
@@ -231,11 +236,11 @@ class _Conversion(Packer):
             return f"<{value!r}>"
         if isinstance(value, bytes | bytearray):
             return f"<bytes {_hash_of(value)}>"
-        if why := self.why_endless(len(self.path)):
-            raise UnsupportedTypeError(why)
         return self._composite(value)
 
     def _composite(self, value: Any) -> Any:
+        if why := self.why_endless(len(self.path)):
+            raise UnsupportedTypeError(why)
         if is_tensor(value) and _is_of("torch", value):
             return self._sequence(value.unbind()) if value.is_nested else _tensor(value)
         if _is_mapping(value):
@@ -302,8 +307,9 @@ def _array(value: np.ndarray) -> str:
     if kind in "SU":  # as wide as its longest, and of one character at least
         longest = int(np.char.str_len(value).max()) if value.size else 0
         value = value.astype(f"{kind}{max(longest, 1)}")
-    value = value.astype(value.dtype.newbyteorder("="), copy=False)
-    name = _PLAIN.get(value.dtype) or (value.dtype.name if kind in "biufc" else value.dtype.str)
+    if (name := _PLAIN.get(value.dtype)) is None:
+        value = value.astype(value.dtype.newbyteorder("="), copy=False)
+        name = value.dtype.name if kind in "biufc" else value.dtype.str
     flat = np.ascontiguousarray(value).reshape(-1)
     # Of times numpy has no buffer, but of bytes.
     digest = _hash_of(_equal_floats(flat) if kind in "fc" else flat.view(np.uint8))

@@ -22,7 +22,7 @@ import uuid
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from inspect import getattr_static
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -76,10 +76,10 @@ def _unpack_list(unpacker: Unpacker, form: str, content: Node, flat: Node = None
 
 def _cut(flat: Any, lengths: np.ndarray) -> list[Any]:
     """`flat` cut into runs of these lengths."""
-    if (lengths < 0).any():  # many runs could each be all of it
+    counts = lengths.tolist()
+    if min(counts, default=0) < 0:  # many runs could each be all of it
         raise ValueError("a run of impossible length")
-    ends = [0, *np.cumsum(lengths).tolist()]
-    return [flat[start:end] for start, end in pairwise(ends)]
+    return [flat[start:end] for start, end in pairwise(accumulate(counts, initial=0))]
 
 
 def _collection(kind: type) -> Kind:

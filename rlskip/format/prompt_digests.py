@@ -57,13 +57,12 @@ def digest_of_batch(prompts: Any, digests: Sequence[str]) -> str:
 
 def _digest_of(row: Any, left_out: Collection[str]) -> str | None:
     if isinstance(row, Mapping) or is_data_proto(row):
-        row = {
-            name: without_volatile(VOLATILE, value) if name == NOTES else value
-            for name, value in columns_of(row).items()
-            if name not in left_out and value is not None
-        }
-        if isinstance(notes := row.get(NOTES), dict) and not notes:
-            del row[NOTES]
+        counted = columns_of(row).items()
+        row = {k: value for k, value in counted if k not in left_out and value is not None}
+        if NOTES in row:
+            notes = row[NOTES] = without_volatile(VOLATILE, row[NOTES])
+            if isinstance(notes, dict) and not notes:
+                del row[NOTES]
     is_bare = row is None or (isinstance(row, dict) and not row)
     return None if is_bare else fingerprint(row, ())[:DIGITS]
 
@@ -82,7 +81,8 @@ def _rows_of(columns: Mapping[Any, Any], n: int, neutral: Collection[str]) -> li
         elif isinstance(column, np.ndarray) and column.ndim > 1:
             shape = (n, column.shape[-1])
             fitting = (mask for mask in masks if getattr(mask, "shape", None) == shape)
-            if (mask := next(fitting, None)) is not None:
+            mask = next(fitting, None)
+            if mask is not None and not mask.all():
                 cells = [cell[..., real] for cell, real in zip(column, mask != 0, strict=True)]
         for row, cell in zip(rows, cells, strict=True):
             row[name] = cell
@@ -93,5 +93,5 @@ def _on_host(column: Any) -> Any:
     """A tensor as one array, because a thousand small tensors take far longer to hash."""
     if is_tensor(column) and not column.is_nested:
         with contextlib.suppress(TypeError, RuntimeError):  # what numpy lacks stays as it is
-            return column.detach().cpu().numpy()
+            return column.numpy(force=True)
     return column

@@ -181,9 +181,9 @@ def opened(
     What is corrupt is given to `quarantine`, with the reason and what was judged: another process
     may have put another dump there since.
     """
-    where = str(place.directory)
+    where = f"{place.root}/{place.name}"
     try:
-        judged = os.lstat(place.directory)
+        judged = os.lstat(where)
         try:
             with open_folder(place.root, place.name) as folder:
                 yield OpenDump(place, folder)
@@ -215,7 +215,7 @@ class OpenDump:
         Raises CorruptDumpError where it is damaged, or does not fit its place or ``gen_batch.dp``.
         """
         place = self.place
-        where = f"{place.directory}/{place.meta}"
+        where = f"{place.root}/{place.name}/{place.meta}"
         try:
             meta = DumpMeta.from_bytes(self.folder.read(place.meta, MAX_META), where)
             size = self.folder.stat(place.dump).st_size
@@ -226,7 +226,7 @@ class OpenDump:
                 what = f"{', '.join(sorted(missing))} is missing"
                 raise CorruptDumpError(what, str(place.directory)) from None
             raise
-        if not place.whose.items() <= attrs.asdict(meta, recurse=False).items():
+        if any(getattr(meta, name) != value for name, value in place.whose.items()):
             what = f"it was written for step {meta.step}, call {meta.call!r}, "
             raise CorruptDumpError(f"{what}rank {meta.rank} of {meta.world_size}", where)
         if size != meta.stored:
@@ -242,7 +242,7 @@ class OpenDump:
         """
         from rlskip.format import container  # who only looks at meta.json needs no numpy
 
-        where = f"{self.place.directory}/{self.place.dump}"
+        where = f"{self.place.root}/{self.place.name}/{self.place.dump}"
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context(self.folder.open(self.place.dump, buffering=0))
