@@ -206,15 +206,17 @@ class _Conversion(Packer):
             return _text(value) if kind is str and value[:1] == "<" else value
         if kind is float:
             return value + 0  # + 0: no -0.0
-        is_list = self._simplify is None and kind in (list, tuple)
-        if is_list and _OF_JSON.issuperset(map(type, value)):  # rows of tokens are many
+        if self._simplify is not None:
+            value = self._simplify(value)
+            kind = type(value)
+        # At once: a prompt has several of these, and a step many prompts.
+        if kind in (list, tuple) and _OF_JSON.issuperset(map(type, value)):
             return [_text(part) if type(part) is str else part for part in value]
-        if self._simplify is None:  # at once: a prompt has several, and a step many prompts
-            if kind is np.ndarray and value.ndim and value.dtype in _PLAIN:
-                return _array(value)
-            if kind is dict:
-                return self._composite(value)
-        value = _scalar_of(unwrapped(self._simplify(value) if self._simplify else value))
+        if kind is np.ndarray and value.ndim and value.dtype in _PLAIN:
+            return _array(value)
+        if kind is dict:
+            return self._composite(value)
+        value = _scalar_of(unwrapped(value))
         kind = type(value)
         if issubclass(kind, enum.Enum):
             # A member's name outlives its value.
