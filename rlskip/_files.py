@@ -23,7 +23,6 @@ from rlskip.errors import RlskipError
 _FLAGS = {
     "r": os.O_RDONLY,
     "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-    "w": os.O_WRONLY | os.O_CREAT,
     "x": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
 }
 # Of what a path on Linux may have, 4095 bytes, two names are left for what is in a directory.
@@ -58,8 +57,8 @@ class Folder:
     ) -> BinaryIO:
         """Open a regular file of at most `max_bytes`, in binary.
 
-        `mode` is ``r``, ``a``, ``w`` or ``x``, as :func:`open` has them. Raises RefusedFileError
-        for anything else that is there, or a larger file.
+        `mode` is ``r``, ``a`` or ``x``, as :func:`open` has them. Raises RefusedFileError for
+        anything else that is there, or a larger file.
         """
         # Not blocking: a FIFO would wait for its other end.
         flags = _FLAGS[mode] | os.O_NONBLOCK | os.O_NOCTTY
@@ -70,8 +69,6 @@ class Folder:
             if max_bytes is not None and found.st_size > max_bytes:
                 what = f"it has {found.st_size} bytes, at most {max_bytes} are expected"
                 raise self._refused(what, name)
-            if mode == "w":
-                os.ftruncate(handle, 0)
         except BaseException:
             os.close(handle)
             if mode == "x":

@@ -302,14 +302,14 @@ def _tensor(value: Any) -> str:
 
 def _array(value: np.ndarray) -> str:
     kind = value.dtype.kind
-    if kind == "O":
-        return f"<objects {[*value.shape]}>"  # empty, with that shape
-    if kind not in "SUmM" and not is_number(value):
-        raise UnsupportedTypeError(f"cannot compare an array of dtype {value.dtype}")
-    if kind in "SU":  # as wide as its longest, and of one character at least
-        longest = int(np.char.str_len(value).max()) if value.size else 0
-        value = value.astype(f"{kind}{max(longest, 1)}")
     if (name := _PLAIN.get(value.dtype)) is None:
+        if kind == "O":
+            return f"<objects {[*value.shape]}>"  # empty, with that shape
+        if kind not in "SUmM" and not is_number(value):
+            raise UnsupportedTypeError(f"cannot compare an array of dtype {value.dtype}")
+        if kind in "SU":  # as wide as its longest, and of one character at least
+            longest = int(np.char.str_len(value).max()) if value.size else 0
+            value = value.astype(f"{kind}{max(longest, 1)}")
         value = value.astype(value.dtype.newbyteorder("="), copy=False)
         name = value.dtype.name if kind in "biufc" else value.dtype.str
     flat = np.ascontiguousarray(value).reshape(-1)

@@ -269,7 +269,7 @@ class Recorder:
         # A line that was written in part ends here. No other process writes to the file.
         start = "\n" if self.unwritten.consulted else ""
         try:
-            _write(self._dump_dir, self._job, self._name, f"{start}{json.dumps(record)}\n", "a")
+            _append(self._dump_dir, self._job, self._name, f"{start}{json.dumps(record)}\n")
         except (OSError, TypeError, ValueError) as error:
             counted = facts.get("bytes", 0), facts.get("seconds_saved", 0.0)
             with self._lock:
@@ -285,9 +285,8 @@ class Recorder:
 
 def leave_token(dump_dir: str | Path, who: str) -> bool:
     """Leave a token of the present job; False where it cannot be written: nobody should look."""
-    record = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
     with contextlib.suppress(OSError):
-        _write(dump_dir, job_id(), f"{who}.token", f"{json.dumps(record)}\n", "w")
+        _append(dump_dir, job_id(), f"{who}.token", f"{socket.gethostname()} {os.getpid()}\n")
         return True
     return False
 
@@ -302,6 +301,6 @@ def has_token(dump_dir: str | Path, who: str, job: str, within_s: float = 0.0) -
     return True
 
 
-def _write(dump_dir: str | Path, job: str, name: str, line: str, mode: str) -> None:
-    with open_folder(dump_dir, FOLDER, job, create=True) as folder, folder.open(name, mode) as file:
+def _append(dump_dir: str | Path, job: str, name: str, line: str) -> None:
+    with open_folder(dump_dir, FOLDER, job, create=True) as folder, folder.open(name, "a") as file:
         file.write(line.encode())

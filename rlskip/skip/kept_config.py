@@ -85,7 +85,7 @@ def keep_config(directory: Path, flat: Mapping[str, Any]) -> str:
     with open_folder(directory, FOLDER, create=True) as folder:
         if f"{name}.json" not in folder.names():
             staged = f".{name}.{secrets.token_hex(4)}"  # calls may be side by side
-            with folder.open(staged, "w") as file:
+            with folder.open(staged, "x") as file:
                 file.write(data)
             os.replace(staged, f"{name}.json", src_dir_fd=folder.handle, dst_dir_fd=folder.handle)
     return name
