@@ -19,13 +19,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rlskip.batch.columns import (
-    columns_of,
-    is_data_proto,
-    is_lazy,
-    is_tensor,
-    unwrapped,
-)
+from rlskip.batch.columns import columns_of, is_data_proto, is_lazy, is_tensor, unwrapped
 from rlskip.batch.tables import loaded
 from rlskip.format.codec import place_at
 from rlskip.format.dump_errors import UnsupportedTypeError, text_of
@@ -45,7 +39,7 @@ _REMEDY = (
     "decode)"
 )
 _encoded = json.JSONEncoder(sort_keys=True).encode
-_hash_of: Callable[[Any], str] = xxhash.xxh3_128_hexdigest
+_digest: Callable[[Any], str] = xxhash.xxh3_128_hexdigest
 _OF_JSON = frozenset((str, int, bool, type(None)))
 # Of numbers that every numpy has, in this machine's byte order; each with its name, which numpy
 # computes at every access.
@@ -79,13 +73,15 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
 
     Raises UnsupportedTypeError for a part that cannot be compared, and names its place.
     """
-    plain = plain_json(prompts, "prompts", volatile=frozenset(volatile))
-    return _hash_of(_encoded(plain).encode())
+    return hash_of(plain_json(prompts, "prompts", volatile=frozenset(volatile)))
+
+
+def hash_of(plain: Any) -> str:
+    """The fingerprint of what :func:`plain_json` returned."""
+    return _digest(_encoded(plain).encode())
 
 
 def without_volatile(volatile: frozenset[str], prompts: Any) -> Any:
-    if not volatile and type(prompts) is dict:
-        return prompts
     if is_data_proto(prompts) or _is_mapping(prompts):
         return {
             key: without_volatile(volatile, value) if key == NOTES else value
@@ -237,7 +233,7 @@ class _Conversion(Packer):
         if is_text(kind) and not isinstance(value, np.generic):
             return f"<{value!r}>"
         if isinstance(value, bytes | bytearray):
-            return f"<bytes {_hash_of(value)}>"
+            return f"<bytes {_digest(value)}>"
         return self._composite(value)
 
     def _composite(self, value: Any) -> Any:
@@ -270,7 +266,7 @@ class _Conversion(Packer):
         return plain
 
     def array(self, data: np.ndarray, spec: str, owned: bool = True) -> Any:
-        return _hash_of(data)
+        return _digest(data)
 
     def _sequence(self, parts: Sequence[Any]) -> list[Any]:
         return [self.node(part, (i,)) for i, part in enumerate(parts)]
@@ -297,7 +293,7 @@ def _tensor(value: Any) -> str:
         flat = _equal_floats(flat_bytes(wide).view(f"f{wide.element_size()}"))
     else:
         flat = flat_bytes(value)
-    return f"<{kind} {_hash_of(flat)}>"
+    return f"<{kind} {_digest(flat)}>"
 
 
 def _array(value: np.ndarray) -> str:
@@ -314,7 +310,7 @@ def _array(value: np.ndarray) -> str:
         name = value.dtype.name if kind in "biufc" else value.dtype.str
     flat = np.ascontiguousarray(value).reshape(-1)
     # Of times numpy has no buffer, but of bytes.
-    digest = _hash_of(_equal_floats(flat) if kind in "fc" else flat.view(np.uint8))
+    digest = _digest(_equal_floats(flat) if kind in "fc" else flat.view(np.uint8))
     return f"<{name} {[*value.shape]} {digest}>"
 
 

@@ -110,8 +110,7 @@ class DumpMeta:
             version = plain["version"]
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptDumpError("meta.json cannot be read", where=where) from error
-        if version != VERSION:
-            check_version(version, where)
+        check_version(version, where)
         if plain.pop("seal", None) != _seal(plain):
             raise CorruptDumpError("meta.json was altered", where=where)
         try:
