@@ -63,11 +63,12 @@ class Notices:
         if not isinstance(found, Place):
             what = f"step {step} replayed: {found} (match=prompt){source}"
         elif found.step == step:
-            what = f"{found} replayed{source}"
+            what = f"step {_numbered(step, meta.info.get('place', 0))} replayed{source}"
         elif repeats:
-            what = f"step {step} REPEATS {found}{source}; its prompts were not checked"
+            what = f"step {step} REPEATS step {found.step}{source}; its prompts were not checked"
         else:
-            what = f"a call of step {step} replayed from {found} (match=run){source}"
+            dump = _numbered(found.step, meta.info.get("place", 0))
+            what = f"a call of step {step} replayed from step {dump} (match=run){source}"
         own = "" if self.role in TRAINING_ROLES else f" (role {self.role})"
         log.info("rlskip: %s%s", what, own)
         if not repeats:  # which compares nothing
@@ -83,8 +84,8 @@ class Notices:
 
     def generated(self, call: Call) -> None:
         """Say why a call is generated at a step that has dumps."""
-        what = "rlskip: role %s: step %d, call %d is generated: %s"
-        log.info(what, self.role, call.step, call.place, call.reason)
+        what = "rlskip: role %s: step %s is generated: %s"
+        log.info(what, self.role, _numbered(call.step, call.place), call.reason)
 
     def leave(self, stage: str, left: Mapping[str, str], changing: Iterable[str]) -> None:
         """Note what a call of a stage leaves uncompared, for when a dump is replayed."""
@@ -214,3 +215,8 @@ def _first(texts: list[str]) -> str:
     """The first of these, and how many more there are."""
     more = len(texts) - _MAX_CHANGES
     return ", ".join(texts[:_MAX_CHANGES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _numbered(step: int, number: int) -> str:
+    """A step, or a call of it as ``rlskip ls`` names it: 3, or 3/1 for the second one."""
+    return f"{step}/{number}" if number else str(step)

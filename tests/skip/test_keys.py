@@ -71,16 +71,17 @@ def test_off_policy_is_said_once(
     assert shown[1] == "rlskip: step 2 replayed"
 
 
-def test_a_replay_of_a_role_of_the_users_own_names_it(
+def test_a_replay_names_the_call_as_ls_does_and_the_role_of_the_users_own(
     init: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    for _ in range(2):
+    for calls in ("ab", "abc"):
         init("values")
-        for step in (1, 2):
-            SkipManager.set_step(step)
-            SkipManager.annotate(role="values")(lambda prompts: prompts)([step])
-    assert "rlskip: step 2 replayed (role values)" in caplog.messages
+        SkipManager.set_step(2)
+        for call in calls:
+            SkipManager.annotate(role="values")(lambda prompts: prompts)([call])
+    assert "rlskip: step 2/1 replayed (role values)" in caplog.messages
+    assert "rlskip: role values: step 2/2 is generated: no unused dump" in caplog.text
 
 
 # -- what a host logs of a step's rollouts: how many were replayed, from where, what that saved --
