@@ -33,6 +33,11 @@ def age(written: float) -> str:
     return duration(max(0.0, time.time() - written))
 
 
+def counted(n: int, what: str) -> str:
+    """So many of something: 1 miss, 2 misses."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}{'es' if what.endswith('s') else 's'}"
+
+
 def number(value: float | None) -> str:
     """Four digits of a float, all of an integer; empty for None."""
     if value is None:

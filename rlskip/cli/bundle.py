@@ -8,7 +8,7 @@ from typing import Annotated
 import attrs
 import typer
 
-from rlskip._human import size
+from rlskip._human import counted, size
 from rlskip.cli.options import Dir, Json, dump_dir
 from rlskip.cli.screen import put, table, text, writing
 from rlskip.errors import ConfigError
@@ -61,7 +61,8 @@ def bundle(
         made = make_bundle(one, temporary, side, group=group, redact=redact)
     data = {"file": str(out), "bytes": out.stat().st_size, **made}
     stages = f"with the records of job {made['job']}" if side else "without records of stages"
-    said = f"{out}: {made['sessions']} rows of step {step}, {stages}, {size(data['bytes'])}"
+    rows = counted(made["sessions"], "row")
+    said = f"{out}: {rows} of step {step}, {stages}, {size(data['bytes'])}"
     return put(as_json, data, [said])
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rlskip._human import counted
 from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
 from rlskip.cli.screen import encode_stdout, put, writing
 from rlskip.errors import ConfigError, RlskipError
@@ -53,4 +54,4 @@ def export(
         else:
             with temporary.open("x", encoding="utf-8") as file:
                 count = sum(bool(file.write(line + "\n")) for line in of_lines[to](target))
-    return put(as_json, {"file": str(out), "rows": count}, [f"{count} rows in {out}"])
+    return put(as_json, {"file": str(out), "rows": count}, [f"{counted(count, 'row')} in {out}"])

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rlskip._human import counted
 from rlskip.cli.options import Dir, Json, Where, dump_dir
 from rlskip.cli.screen import Cell, listing, put, text
 from rlskip.jobs.records import StepTallies, Tally, tally_steps
@@ -80,10 +81,9 @@ def _of_run(run: Run, tallies: StepTallies) -> Line:
 
 
 def _note(line: Line) -> str:
-    jobs = len(line["jobs"])
     found = [f"by {line['read']} of its dumps"] if line["read"] < line["dumps"] else []
     found += [f"{line['journals']} with a journal"] if line["journals"] else []
-    found += [f"{jobs} job{'s' if jobs > 1 else ''} at work"] if jobs else []
+    found += [f"{counted(len(line['jobs']), 'job')} at work"] if line["jobs"] else []
     found += [f"{line[what]} {what}" for what in ("unreadable", "quarantined") if line[what]]
     return ", ".join(found)
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import attrs
 import typer
 
-from rlskip._human import size
+from rlskip._human import counted, size
 from rlskip.cli.options import Dir, Json, Where, dump_dir
 from rlskip.cli.screen import listing, progress, put
 from rlskip.errors import ConfigError
@@ -71,7 +71,7 @@ def prune(
     for one in progress(chosen, "removing"):
         remove(one, really=yes)
     going = [one for one in chosen if one.kept is None]
-    total = f"{len(going)} dumps, {size(sum(one.size for one in going))}"
+    total = f"{counted(len(going), 'dump')}, {size(sum(one.size for one in going))}"
     last = f"removed {total}" if yes else f"would remove {total}; add --yes to remove them"
     data = [attrs.asdict(one, filter=lambda field, _: field.name != "paths") for one in chosen]
     failed = any("cannot" in (one.kept or "") for one in chosen)

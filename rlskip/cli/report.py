@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlskip._human import size
+from rlskip._human import counted, size
 from rlskip.cli.options import Dir, Json, MaxMb, Success, Tokenizer, Where, decoder, dump_dir
 from rlskip.cli.screen import progress, put, writing
 from rlskip.runs.find import the_run
@@ -41,7 +41,7 @@ def report(
         temporary.write_bytes(page)
     data = {"file": str(html), "bytes": len(page), **counts}
     left = counts["sessions"] - counts["shown"]
-    what = f"{counts['steps']} steps, {counts['shown']} sessions shown"
+    what = f"{counted(counts['steps'], 'step')}, {counted(counts['shown'], 'session')} shown"
     what += f", {left} left out" if left else ""
     return put(as_json, data, [f"{html}: {what}, {size(len(page))}"])
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlskip._human import short
+from rlskip._human import counted, short
 from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
 from rlskip.cli.screen import Cell, listing, progress, put, text
 from rlskip.config.steps import Steps, compact
@@ -90,9 +90,9 @@ def _judge(reward: str, version: str | None) -> Iterator[Judge]:
 
 def _view(data: dict[str, Any]) -> list[Cell]:
     scores = [{"score": name, **data[name]} for name in ("old", "new") if data[name] is not None]
-    asked = f"{data['run']}: {data['sessions']} sessions scored by {data['reward']}, "
-    asked += f"which was asked {data['asked']} times"
-    changed = f"{data['changed']} scores changed; of {data['groups']} groups "
+    asked = f"{data['run']}: {counted(data['sessions'], 'session')} scored by {data['reward']}, "
+    asked += f"which was asked {counted(data['asked'], 'time')}"
+    changed = f"{counted(data['changed'], 'score')} changed; of {counted(data['groups'], 'group')} "
     changed += f"{len(data['gained'])} gained a signal, {len(data['lost'])} lost it"
     kept = [] if data["version"] else ["its verdicts are not kept; --version NAME keeps them"]
     figures = listing(scores, {"score": "score"} | {f">{name}": name for name in _COLUMNS})
@@ -109,7 +109,7 @@ def _view(data: dict[str, Any]) -> list[Cell]:
         names = (">step", "group", ">session", ">old", ">new")
         view += ["", listing(most, {name: name.removeprefix(">") for name in names})]
     if data["failed"]:
-        view.append(text(f"{data['failed']} sessions have no new score:", "red"))
+        view.append(text(f"without a new score: {counted(data['failed'], 'session')}", "red"))
     for one in data["failures"]:
         where = f"step {one['step']}, group {short(one['group'], 24)}, session {one['session']}"
         view.append(f"{where}: {short(one['error'], 200)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from rlskip._human import age, duration, number, short, size
+from rlskip._human import age, counted, duration, number, short, size
 from rlskip.cli.options import STEP, Dir, Json, Success, Tokenizer, decoder, dump_dir
 from rlskip.cli.screen import Cell, facts, put, text
 from rlskip.runs.find import Target, find_target
@@ -82,7 +82,7 @@ def _view(target: Target, dump: Dump, meta: DumpMeta, data: dict[str, Any]) -> l
 
 
 def _figures(of: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield "sessions", f"{of['sessions']} in {of['groups']} groups"
+    yield "sessions", f"{of['sessions']} in {counted(of['groups'], 'group')}"
     for name in ("reward", "length"):
         if of[name] is not None:
             quartiles = ", ".join(number(of[key]) for key in of if key.startswith(f"{name}_"))
@@ -106,11 +106,11 @@ def _row_view(line: dict[str, Any]) -> list[Cell]:
     pairs: list[tuple[str, Any]] = [
         ("  prompt", short(line.get("prompt_text") or _tokens(line["prompt"] or []), _SHOWN)),
         ("  response", short(line.get("response_text") or _tokens(response), _SHOWN)),
-        ("  sampled", f"{sum(mask)} of {len(response)} tokens" if is_partial else None),
+        ("  sampled", f"{sum(mask)} of {counted(len(response), 'token')}" if is_partial else None),
         ("  log-prob", f"{fmean(probs):.3f} on average" if probs else None),
     ]
     return [text(head, "bold"), facts(pairs)]
 
 
 def _tokens(tokens: list[int]) -> str:
-    return f"{' '.join(map(str, tokens))}  ({len(tokens)} token{'s' if len(tokens) != 1 else ''})"
+    return f"{' '.join(map(str, tokens))}  ({counted(len(tokens), 'token')})"

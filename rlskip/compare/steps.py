@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlskip._human import counted
 from rlskip.batch.rows import token_places
 from rlskip.compare.records import HASHED, Pair, Record, StepRecords, pair_rows
 from rlskip.compare.rounding import Rounding, differences, scale
@@ -61,7 +62,7 @@ def _compare_stage(
     if one.has_rows:
         pairs, only_a, only_b = pair_rows(mine, theirs)
     elif len(mine) != len(theirs):
-        return attrs.evolve(result, note=f"{len(mine)} records in A, {len(theirs)} in B")
+        return attrs.evolve(result, note=f"{counted(len(mine), 'record')} in A, {len(theirs)} in B")
     off, state, largest = 0, EQUAL, 0.0
     # The first record that differs beyond rounding, and the largest difference of that record.
     first: int | None = None
@@ -75,7 +76,7 @@ def _compare_stage(
             worst = size, record, row, place
     note, alone = "", max(len(only_a), len(only_b))
     if alone:
-        note = f"{len(only_a)} rows only in A, {len(only_b)} only in B"
+        note = f"{counted(len(only_a), 'row')} only in A, {len(only_b)} only in B"
         if one.name == ROLLOUTS:  # of another stage it follows from that
             off += alone
         state = DIFFERS if off else UNPAIRED

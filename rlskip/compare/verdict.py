@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from rlskip._human import number
+from rlskip._human import counted, number
 from rlskip.config.steps import compact
 from rlskip.runs.rollouts import Decode
 
@@ -151,7 +151,8 @@ class Comparison:
     def _verdict_of_equals(self) -> str:
         steps = compact([step.step for step in self.steps])
         compared = {stage.stage for stage in self.stages if stage.state != UNPAIRED}
-        said = f"equal to the bit: {len(compared - {ROLLOUTS, MASK})} stages of steps {steps}"
+        n = counted(len(compared - {ROLLOUTS, MASK}), "stage")
+        said = f"equal to the bit: {n} of steps {steps}"
         first = next((stage for stage in self.stages if stage.state == ROUNDING), None)
         if first is not None:
             by = f"by {number(first.largest)}" if first.largest else "in the sign of a zero"

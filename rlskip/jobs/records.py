@@ -31,7 +31,7 @@ import attrs
 from attrs.validators import and_, ge, instance_of, lt, optional
 
 from rlskip._files import open_folder
-from rlskip._human import size
+from rlskip._human import counted, size
 from rlskip.jobs.ranks import shard
 
 JOB_VARIABLE = "RLSKIP_JOB"
@@ -159,7 +159,8 @@ class Tally:
         written = f", {size(self.bytes_written)} written" if self.bytes_written else ""
         lost = f" ({self.lost} NOT dumped)" if self.lost else ""
         return (
-            f"{self.hits} hits, {self.misses} misses{lost}, {size(self.bytes_read)} read{written}, "
+            f"{counted(self.hits, 'hit')}, {counted(self.misses, 'miss')}{lost}, "
+            f"{size(self.bytes_read)} read{written}, "
             f"{max(0.0, self.seconds_saved):.1f} s of generation saved"
         )
 

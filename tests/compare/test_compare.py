@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import rlskip as package
+from rlskip._human import counted
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.sides import Side, compare_sides
 from rlskip.compare.verdict import Comparison, Place, StageResult
@@ -200,9 +201,7 @@ def test_what_only_one_side_has_is_listed(job_of: Callable[..., Side]) -> None:
     assert (found.first, found.is_equal) == (None, False)
     assert "not everything could be compared" in found.verdict()
     digests = job_of("d", train, values="digest")
-    assert (
-        "1 stages of steps 1,2; not everything" in compared(job_of("c", train), digests).verdict()
-    )
+    assert "1 stage of steps 1,2; not everything" in compared(job_of("c", train), digests).verdict()
 
 
 @pytest.mark.parametrize(
@@ -481,7 +480,7 @@ def test_how_often_a_response_was_sampled_is_of_the_rollouts(
 
     found = compared(job_of("a", train_on(a, 1)), job_of("b", train_on(b, epochs)))
     first = found.stages[0]
-    note = "{} rows only in A, {} only in B".format(*only) if only[0] != only[1] else ""
+    note = f"{counted(only[0], 'row')} only in A, {only[1]} only in B" if len({*only}) > 1 else ""
     assert (first.stage, first.note, first.off) == ("rollouts", note, max(only))
     assert first.compared == max(len(a), len(b))
     assert (found.first == first) is any(only)

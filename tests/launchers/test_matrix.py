@@ -55,7 +55,7 @@ def test_a_job_skips_or_is_refused(
     assert run.returncode == 0, run.said
     assert list((good.folder / "dumps").glob("*/*/1/gen_batch.dp"))
     if mode == "single run":
-        assert "rlskip: role rollout: 0 hits, 1 misses" in run.out
+        assert "rlskip: role rollout: 0 hits, 1 miss" in run.out
         assert good.summary()["rollout"]["misses"] == 1
         assert good.generated == [1, 2]
     else:
