@@ -70,6 +70,14 @@ def test_a_file_larger_than_the_bound_is_refused(tmp_path: Path) -> None:
             folder.read("name", 1 << 20)
 
 
+def test_no_name_leads_out_of_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    with open_folder(tmp_path, "run", create=True) as folder:
+        for name in ("../victim", str(tmp_path / "victim")):  # as a forged dump may name a config
+            with pytest.raises(RefusedFileError, match="not in this directory"):
+                folder.read(name, 10)
+
+
 def test_each_mode_does_as_the_built_in_open(tmp_path: Path) -> None:
     with open_folder(tmp_path) as folder:
         for mode, expected in [("x", b"x"), ("a", b"xa"), ("w", b"w")]:

@@ -30,7 +30,7 @@ from rlskip.runs.columns import rollout_columns
 from rlskip.runs.on_disk import Dump, dumps_of
 from rlskip.runs.opened import Step
 from rlskip.runs.rollouts import Rollouts
-from rlskip.skip.kept_config import FOLDER
+from rlskip.skip.kept_config import read_config
 
 _FORMAT = 2
 _PATH = re.compile(r"(?:file:/+|(?<![\w.:/])[~/])[\w.@+~-]*(?:/[\w.@+~-]+(?: [\w.@+~-]+(?=/))*)+")
@@ -170,8 +170,6 @@ def _named_file(path: re.Match[str]) -> str:
 
 def _config_of(step: Step, name: Any) -> Any:
     """The config that the run keeps with the dump; None without one."""
-    if not isinstance(name, str):
-        return None
     with contextlib.suppress(OSError, ValueError):
-        return json.loads((step.run.directory / FOLDER / f"{name}.json").read_bytes())
+        return read_config(step.run.directory, name) if isinstance(name, str) else None
     return None
