@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip.batch.rows import Rows
+from rlskip.batch.rows import RowColumns, Rows
 from rlskip.compare.records import PartInMemory, StepRecords
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.steps import compare_step
@@ -19,7 +19,7 @@ from rlskip.compare.verdict import Comparison, StepResult
 from rlskip.config.steps import Steps, compact
 from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import SUMMARY, read_events
-from rlskip.runs.columns import Tokens, plain, rollout_columns, values
+from rlskip.runs.columns import plain, values
 from rlskip.runs.conversation import recorded
 from rlskip.runs.find import Target, find_target
 from rlskip.runs.on_disk import dumps_of, families
@@ -171,9 +171,7 @@ def _rows_of_text(rollouts: Rollouts) -> Rows:
         for name, text in zip(found, (asked, said), strict=True):
             codes = "" if text is None else text if isinstance(text, str) else repr(text)
             found[name].append(np.array([ord(one) for one in codes], np.int64))
-    rows = Tokens.of(rollout_columns(found)).rows
-    assert rows is not None
-    return rows
+    return Rows.of(RowColumns.of(found))
 
 
 def find_sides(
