@@ -13,7 +13,7 @@ from rlskip.cli.options import Dir, Json, Where, dump_dir
 from rlskip.cli.screen import Cell, listing, put, text
 from rlskip.jobs.records import StepTallies, Tally, tally_steps
 from rlskip.runs.find import find_runs
-from rlskip.runs.on_disk import Dump, dumps_at
+from rlskip.runs.on_disk import Dump, dumps_at, spread
 from rlskip.runs.opened import Run
 
 _SAMPLED = 2000  # dumps of a run that are read to list it
@@ -55,17 +55,16 @@ def _of_run(run: Run, tallies: StepTallies) -> Line:
     """A run; of more than `_SAMPLED` dumps the size is estimated, from some that lie evenly."""
     places = run.places()
     steps, every = list(places), sum(map(len, places.values()))
-    some = steps
-    if every > _SAMPLED:
-        some = sorted({*steps[:: every // _SAMPLED + 1], *steps[-_SAMPLED // 20 :]})
+    some = spread(steps, max(2, _SAMPLED * len(steps) // max(1, every)))
     dumps = [dump for step in some for dump in dumps_at(places[step])]
-    share = every / max(1, len(dumps)) if some is not steps else 1
+    is_sampled = len(some) < len(steps)
+    share = every / max(1, len(dumps)) if is_sampled else 1
     total = sum(tallies.values(), Tally())
     line = {
         "run": run.name,
         "directory": str(run.directory),
-        "steps": sorted({dump.step for dump in dumps}) if some is steps else steps,
-        "dumps": len(dumps) if some is steps else every,
+        "steps": steps if is_sampled else sorted({dump.step for dump in dumps}),
+        "dumps": every if is_sampled else len(dumps),
         "read": len(dumps),
         "unreadable": sum(dump.meta is None for dump in dumps),
         "quarantined": len(run.quarantine()),

@@ -29,9 +29,9 @@ from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.jobs.records import Tally, tally_steps
-from rlskip.report.sessions import Vocabulary, curves, prompt_of, rounded, session, spread
+from rlskip.report.sessions import READ, Vocabulary, curves, prompt_of, rounded, session
 from rlskip.runs.figures import Sessions, by_interest, group_figures, step_figures
-from rlskip.runs.on_disk import Dump, dumps_at
+from rlskip.runs.on_disk import Dump, dumps_at, spread
 from rlskip.runs.opened import OF_SESSIONS
 from rlskip.runs.rollouts import Decode
 
@@ -57,7 +57,7 @@ class OneRun:
     ) -> None:
         self.name, self._run, self._records = side.name, side.run, side.recorded
         run, places = self._run, self._run.places()
-        read = spread(list(places))
+        read = spread(list(places), READ)
         self._is_sampled = sampled = len(read) < len(places)
         dumps = [dump for step in read for dump in dumps_at(places[step], indexed=not sampled)]
         self._tally = sum(tally_steps(run.dump_dir).get(run.name, {}).values(), Tally())

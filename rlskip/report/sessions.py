@@ -23,11 +23,12 @@ from rlskip.compare.records import Record, RowValues, StepRecords, pair_rows
 from rlskip.compare.sides import Side
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.conversation import Piece, messages_of
+from rlskip.runs.on_disk import spread
 from rlskip.runs.rollouts import PLACE, ROW, Decode, SessionRows
 from rlskip.runs.tables import line
 from rlskip.stages.parts import DIGEST, MOMENTS, NUMBER, ROWS
 
-_STEPS, _OF_ROWS = 400, 64  # steps that are read; and those of which values of rows are read
+READ, _OF_ROWS = 400, 64  # steps that are read; and those of which values of rows are read
 _FIRST = ("loss", "grad_norm", "entropy", "kl", "log_prob")
 _MOST = 24
 
@@ -54,7 +55,7 @@ def curves(
     engine's; and what cannot be read.
     """
     recorded = records.steps()
-    steps = spread(sorted({*recorded} & {*wanted}) if wanted else recorded)
+    steps = spread(sorted({*recorded} & {*wanted}) if wanted else recorded, READ)
     heavy = {*spread(steps, _OF_ROWS)}
     gaps, problems = dict[int, float | None](), list[tuple[str, str]]()
     values: dict[str, dict[int, float]] = {}
@@ -72,13 +73,6 @@ def curves(
     names.sort(key=lambda name: next((i for i, w in enumerate(_FIRST) if w in name), 9))
     columns = {name: [values[name].get(step) for step in steps] for name in names[:_MOST]}
     return {"step": steps, **columns} if columns else {}, gaps, problems
-
-
-def spread(steps: Sequence[int], most: int = _STEPS) -> list[int]:
-    """At most so many of the steps, evenly, with the first and the last."""
-    if len(steps) <= most:
-        return list(steps)
-    return [steps[i] for i in np.linspace(0, len(steps) - 1, most).astype(int).tolist()]
 
 
 def _mean_of(record: Record) -> float | None:

@@ -180,6 +180,12 @@ def _read(place: Place, indexed: bool) -> Dump | None:
     return Dump(place, meta, problem, written, sum(file.st_size for file in found))
 
 
+def spread(steps: Sequence[int], most: int) -> list[int]:
+    """At most so many of the steps, evenly, with the first and the last."""
+    last = len(steps) - 1
+    return [*steps] if last < most else [steps[i * last // (most - 1)] for i in range(most)]
+
+
 def families(directory: Path) -> dict[int, list[Place]]:
     """By step the places of all dumps of a run, in order; they may hold nothing."""
     return _listing(directory).look().dumps
