@@ -104,19 +104,6 @@ def gathered(data: np.ndarray, spans: np.ndarray, memory: Memory) -> tuple[np.nd
     return copy.reshape(-1, *data.shape[1:])[: spans.max(initial=0)], spans
 
 
-def truths(data: np.ndarray, memory: Memory) -> np.ndarray:
-    """Which items of a flat array are not zero, bool."""
-    found = memory(len(data)).view(bool)
-    step = _JOB // data.itemsize
-
-    def compare(start: int) -> None:
-        some = slice(start, start + step)
-        np.not_equal(data[some], 0, out=found[some])
-
-    share(compare, range(0, len(data), step))
-    return found
-
-
 def share(function: Callable[[T], R], jobs: Sequence[T]) -> list[R]:
     """Map `function` over `jobs` in this thread and, if they are many, in a second one.
 

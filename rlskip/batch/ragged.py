@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip._copies import Memory, gathered, truths
+from rlskip._copies import Memory, gathered
 from rlskip.batch.columns import cells_of, is_tensor
 from rlskip.batch.meta import plain
 
@@ -32,7 +32,7 @@ class Ragged:
     )
 
     @classmethod
-    def of(cls, column: Any, dtype: type, memory: Memory) -> Ragged | None:
+    def of(cls, column: Any, dtype: type) -> Ragged | None:
         """Of any column: a view of an array of tokens, a copy of masks and of cells.
 
         None if a cell is anything but whole numbers, or if no row has a mask.
@@ -44,7 +44,7 @@ class Ragged:
             if column.ndim != 2 or column.dtype.kind not in "biuf":
                 return None
             flat = np.ascontiguousarray(column).reshape(-1)
-            if (found := truths(flat, memory) if dtype is bool else _whole(flat)) is None:
+            if (found := flat != 0 if dtype is bool else _whole(flat)) is None:
                 return None
             ends = (np.arange(len(column)) + 1) * column.shape[1]
             return cls(found, ends - column.shape[1], ends, is_padded=True)

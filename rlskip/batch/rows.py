@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import xxhash
 
-from rlskip._copies import Memory, fresh
+from rlskip._copies import Memory
 from rlskip.batch.columns import cells_of, column_length, columns_of, values_at
 from rlskip.batch.meta import plain
 from rlskip.batch.padding import Misfit, Places, fit, places_of_response, refuse, unpadded
@@ -132,7 +132,7 @@ class Rows:
         """The rows that columns of tokens have: copied to `memory`, else views of them."""
         read: dict[str, Ragged] = {}
         for what, column in columns.tokens.items():
-            found = Ragged.of(column, bool if what in _MASKS else np.int64, memory or fresh)
+            found = Ragged.of(column, bool if what in _MASKS else np.int64)
             if found is not None:
                 read[what] = found
         if not read.keys() & {"response", "whole"}:
