@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -21,10 +19,11 @@ from rlskip.config.settings import SkipSettings, read_skip, why_off
 from rlskip.config.skip import RoleConfig, role_configs, to_generate
 from rlskip.config.steps import compact
 from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
-from rlskip.doctor.command import CannotComposeError, Command, compose, run_command
+from rlskip.doctor.command import CannotComposeError, Command, compose
 from rlskip.doctor.environment import dump_dir_findings
 from rlskip.errors import RlskipError
 from rlskip.hosts.verl.facts import is_verls
+from rlskip.hosts.verl.handshake import attached_by
 from rlskip.hosts.verl.no_engine import problems
 from rlskip.hosts.verl.trainer_config import judge
 from rlskip.runs.opened import Run
@@ -153,7 +152,7 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
     yield Finding("plug-in", OK, f"discovered by that command's Hydra {version}")
     if _has_callback(config):
         yield Finding("callback", OK, f"{CALLBACK} starts and ends the job")
-    elif on and is_verls(config) and (way := _attached_by(command)):
+    elif on and is_verls(config) and (way := attached_by()):
         what = f"none, so there is no summary; verl's processes load rlskip by {way}"
         yield Finding("callback", NOTE, what)
     elif on:
@@ -161,14 +160,6 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
         remedy = f"{add_callback(config)}, or choose an option (+skip=rollout_cache) instead of "
         remedy += "single keys; or call SkipManager.init(cfg) in the application"
         yield Finding("callback", ERROR, what, remedy)
-
-
-def _attached_by(command: Command) -> str:
-    """How verl's processes load rlskip in that command's environment; empty if they do not."""
-    program = command.start[0]
-    python = program if os.path.basename(program).startswith("python") else sys.executable
-    code = "from rlskip.hosts.verl.handshake import attached_by; print(attached_by() or '')"
-    return run_command([python, "-c", code]).stdout.strip()
 
 
 def _settings(config: DictConfig) -> tuple[SkipSettings, list[Finding]]:
