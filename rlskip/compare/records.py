@@ -60,6 +60,18 @@ class Record:
             return value.reshape(-1)[row : row + 1]
         return self.layout.part(value, row)
 
+    def by_token(
+        self, value: np.ndarray, row: int, prompt_length: int, sampled: np.ndarray
+    ) -> np.ndarray:
+        """One float64 for each token of a row, NaN where it has none.
+
+        A number for the row is that of each token that was `sampled`.
+        """
+        part = self.part(value, row)
+        if self.layout.align is None and self.is_single(value):
+            return np.where(sampled, float(part[0]), np.nan)
+        return by_token(part, self.layout.align, prompt_length, sampled)
+
 
 @attrs.frozen(eq=False)
 class RowTable:
@@ -301,9 +313,5 @@ class RowValues:
         rows, place = self._rows, self._places.get(name, {}).get(i)
         if rows is None or i in rows.unknown or place is None:
             return None
-        record, row = place
-        value, start = self._value_of(record), int(rows.prompt.lengths[i])
-        part = record.part(value, row)
-        if record.layout.align is None and record.is_single(value):
-            return np.where(rows.sampled[i][start:], float(part[0]), np.nan)
-        return by_token(part, record.layout.align, start, rows.sampled[i])[start:]
+        (record, row), start = place, int(rows.prompt.lengths[i])
+        return record.by_token(self._value_of(record), row, start, rows.sampled[i])[start:]

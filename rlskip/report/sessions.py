@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from rlskip._human import short
-from rlskip.batch.rows import by_token
 from rlskip.compare.records import Record, RowValues, StepRecords, pair_rows
 from rlskip.compare.sides import Side
 from rlskip.format.dump_errors import DumpError
@@ -83,10 +82,9 @@ def _mean_of(record: Record) -> float | None:
         weights, means = (value["moments"][:, MOMENTS.index(name)] for name in ("count", "mean"))
         known = weights > 0
         return float(np.average(means[known], weights=weights[known])) if known.any() else None
-    if record.has_rows and record.layout.spans is not None:
-        assert record.keys is not None
-        parts = [record.layout.part(value, row).reshape(-1) for row in range(len(record.keys))]
-        value = np.concatenate(parts) if parts else np.empty(0)
+    if record.keys is not None:  # without padding
+        parts = [record.part(value, row).reshape(-1) for row in range(len(record.keys))]
+        value = np.concatenate([*parts, value[:0].reshape(-1)])
     return float(np.asarray(value, np.float64).mean()) if value.size else None
 
 
@@ -112,7 +110,7 @@ def mean_gap(records: StepRecords) -> float | None:
             continue
         prompt, sampled = int(records.rows.prompt_lengths[at]), tokens[1]
         a, b = (
-            by_token(one.layout.part(value_of(one), n), one.layout.align, prompt, sampled)
+            one.by_token(value_of(one), n, prompt, sampled)
             for one, n in ((engine[i], row), (trainer[j], other))
         )
         both = np.abs(b - a)[sampled]
