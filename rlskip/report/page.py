@@ -22,7 +22,6 @@ import numpy as np
 from rlskip._human import duration, finite, size
 from rlskip._version import __version__
 from rlskip.batch.columns import columns_of
-from rlskip.batch.decoding import decoder_at
 from rlskip.compare.records import RowValues
 from rlskip.compare.sides import Dumps, Side
 from rlskip.config.steps import compact
@@ -33,7 +32,6 @@ from rlskip.report.sessions import READ, Vocabulary, curves, prompt_of, rounded,
 from rlskip.runs.figures import Sessions, by_interest, group_figures, step_figures
 from rlskip.runs.on_disk import Dump, dumps_at, spread
 from rlskip.runs.opened import OF_SESSIONS
-from rlskip.runs.rollouts import Decode
 
 _SCRIPTS = (
     "uPlot.iife.min.js", "data.js", "tables.js", "charts.js", "views.js", "overview.js", "step.js",
@@ -119,7 +117,7 @@ class OneRun:
             known = records is not None and dump.step in self._recorded_steps
             found = records.records(dump.step) if records is not None and known else None
             recorded = RowValues(found, rollouts)
-            words = self._words[d] = Vocabulary(rollouts.decode or _recorded_decoder(dump))
+            words = self._words[d] = Vocabulary(rollouts.decode or dump.decoder())
             for i in chosen:
                 one = sessions[self._place[i]]
                 self._read[i] = session(one, words, recorded)
@@ -191,14 +189,6 @@ class OneRun:
             "stages recorded by": "" if self._records is None else self._records.directory.name,
         }
         return [(name, value) for name, value in facts.items() if value]
-
-
-def _recorded_decoder(dump: Dump) -> Decode | None:
-    """The tokenizer that a dump names; None where it is not there, or cannot be loaded."""
-    try:
-        return None if dump.tokenizer is None else decoder_at(dump.tokenizer)
-    except RlskipError:
-        return None
 
 
 def packed(data: Any) -> str:

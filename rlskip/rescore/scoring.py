@@ -13,7 +13,6 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip.batch.decoding import decoder_at
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.rescore.judge import ONE, VERL_MANY, Judge, RewardError
@@ -295,9 +294,7 @@ def rescore(
                     problem = str(error).partition("\n")[0]
                     rescored.unreadable.append({"dump": dump.name, "problem": problem})
                     continue
-                here = dump.tokenizer
-                if rollouts.decode is None and here and Path(here).is_dir():
-                    rollouts.decode = decoder_at(here, skip_special=True)
+                rollouts.decode = rollouts.decode or dump.decoder(skip_special=True)
                 verdicts = await _verdicts(judge, rollouts, workers, data)
                 rescored.add(dump.step, rollouts, verdicts)
         return rescored

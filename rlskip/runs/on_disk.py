@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from rlskip.batch.decoding import Decoder, decoder_at
+from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DAMAGE, AbsentDumpError, DumpError
 from rlskip.jobs.alive import WORK
 from rlskip.store.dump import opened
@@ -74,6 +76,12 @@ class Dump:
         """The directory of the tokenizer that it names."""
         path = self.meta.info.get("tokenizer") if self.meta else None
         return path if isinstance(path, str) else None
+
+    def decoder(self, *, skip_special: bool = False) -> Decoder | None:
+        """By the tokenizer that it names; None where that is not there, or cannot be loaded."""
+        with contextlib.suppress(RlskipError):
+            return decoder_at(self.tokenizer, skip_special=skip_special) if self.tokenizer else None
+        return None
 
     def full_meta(self) -> DumpMeta:
         """Its whole meta, read again; raises DumpError."""
