@@ -64,18 +64,17 @@ def _read(path: Path) -> dict[int, list[Row]]:
     """The rows of a file by step: that of its name, else the one that each names, else 0.
 
     Rows with equal prompts are one group of their step. Raises DumpError where a line cannot be
-    read, or the fields of the first one are those of no known program.
+    read, or its fields are those of no known program.
     """
     steps: dict[int, list[Row]] = defaultdict(list)
     groups: dict[int, dict[str, str]] = defaultdict(dict)
-    of_file, made, number = as_step(path.stem), None, 1
+    of_file, told, number = as_step(path.stem), set[str](), 1
     try:
         for number, line in numbered(path):
             given = json.loads(line) if isinstance(line, str) else line
             if not isinstance(given, dict):
                 raise DumpError(f"it is a {type(given).__name__}, not a mapping")
-            made = made or _program(path, given)
-            for row in made(given, number):
+            for row in _program(path, given, told)(given, number):
                 named = row.pop("step", None)
                 step = _step_of(named) if of_file is None else of_file
                 asked = json.dumps(row.get("input", row.get("raw_prompt")), sort_keys=True)
@@ -98,17 +97,17 @@ def numbered(path: Path) -> Iterator[tuple[int, Any]]:
         yield from ((n, line) for n, line in enumerate(file, 1) if line.strip())
 
 
-def _program(path: Path, first: Row) -> Callable[[Row, int], Iterable[Row]]:
-    """Makes rows of those of the program that wrote a file, which the fields of its first tell."""
-    if path.name == "traces.jsonl" or "traces" in first:
+def _program(path: Path, line: Row, told: set[str]) -> Callable[[Row, int], Iterable[Row]]:
+    """Makes rows of a line of the program that wrote it, which its fields tell."""
+    if path.name == "traces.jsonl" or "traces" in line:
         return _of_episode
-    if {"input", "output"} <= first.keys():
+    if {"input", "output"} <= line.keys():
         return lambda row, _: [row]
-    if "messages" in first:
+    if "messages" in line:
         return _of_messages
-    if {"prompt", "completion"} <= first.keys():
-        return functools.partial(_of_trl, told=set())
-    there = ", ".join(map(str, first))
+    if {"prompt", "completion"} <= line.keys():
+        return functools.partial(_of_trl, told=told)
+    there = ", ".join(map(str, line))
     raise DumpError(
         f"its fields are those of no known program: {there:.200}",
         remedy="known are input and output (verl), traces (verifiers, prime-rl), prompt and "
@@ -134,7 +133,7 @@ def _of_messages(row: Row, _: int) -> Iterator[Row]:
 def _of_trl(row: Row, _: int, *, told: set[str]) -> Iterator[Row]:
     """A completion: a reward for each function, whose sum is the session's.
 
-    The names of several are `told` once.
+    The names of several are `told` once a file.
     """
     made = {"raw_prompt": row.pop("prompt"), "completions": row.pop("completion"), **row}
     if not {"reward", "rewards", "score"} & row.keys():
@@ -177,15 +176,18 @@ def _of_episode(episode: Row, number: int) -> Iterator[Row]:
 
 def _branches(nodes: Sequence[Row]) -> Iterator[list[Row]]:
     """The path to each message that is not another one's parent."""
-    parents = {node.get("parent") for node in nodes}
-    for leaf in (i for i in range(len(nodes)) if i not in parents):
+    parents = [node.get("parent") for node in nodes]
+    rooted = set[int]()
+    while new := {i for i, at in enumerate(parents) if at is None or at in rooted} - rooted:
+        rooted |= new
+    if len(rooted) < len(nodes):
+        raise DumpError("a message of a trace is its own parent, or has one that is not there")
+    for leaf in sorted(rooted - {*parents}):
         path: list[Row] = []
         at: int | None = leaf
         while at is not None:
-            if len(path) == len(nodes):
-                raise DumpError("a message of a trace is its own parent")
             path.append(nodes[at])
-            at = nodes[at].get("parent")
+            at = parents[at]
         yield path[::-1]
 
 

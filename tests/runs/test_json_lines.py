@@ -34,6 +34,14 @@ def test_text_of_verl(tmp_path: Path) -> None:
     assert len(read(tmp_path / "7.jsonl", "\ufeff" + json.dumps(lines[0]))) == 1
 
 
+def test_lines_of_two_programs_in_a_file(tmp_path: Path) -> None:
+    said = [*ASKED, {"role": "assistant", "content": "a"}]
+    rows = read(
+        tmp_path / "a.jsonl", {"input": "Hi", "output": "b", "score": 1}, {"messages": said}
+    )
+    assert [(row["output"], row["completions"]) for row in rows] == [("b", None), (None, said[1:])]
+
+
 def test_the_reward_of_trl_names_what_it_is_the_sum_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -94,10 +102,13 @@ def test_a_trace_of_several_branches_is_several_rows(tmp_path: Path) -> None:
         ("traces.jsonl", [{"traces": [{"nodes": [{}]}]}], "line 1 cannot be read: KeyError"),
         ("traces.jsonl", [{"traces": [{"nodes": [node(1, []), node(1, []), node(0, [])]}]}],
          "its own parent"),
+        *(("traces.jsonl", [{"traces": [{"nodes": [node(None, []), *lost]}]}], "one that is not")
+          for lost in ([node(2, []), node(1, [])], [node(-2, [])], [node(9, [])])),
         ("traces.jsonl", [{"traces": [{"nodes": [node(None, [2, 3], **said(-1.0))]}]}],
          "has 2 tokens, a mask of 2 with 2 sampled ones, and 1 log-probs"),
         ("traces.jsonl", [{"traces": [{"rewards": {"a": {"score": None}}}]}], "line 1 cannot be"),
-        ("a.jsonl", [{"messages": []}, {"input": ""}], "line 2 cannot be read: KeyError: .messag"),
+        ("a.jsonl", [{"messages": []}, {"input": ""}], "line 2: its fields are those of no known"),
+        ("7.jsonl", [{"input": "", "output": ""}, {"input": ""}], "line 2: its fields are those"),
         *(("a.jsonl", [{"messages": [], "step": step}], "line 1: its step .*not a whole number")
           for step in (-1, 7.5, True, "x")),
     ],
