@@ -182,7 +182,8 @@ def find_sides(
         return find_side(a, within, decode), find_side(b, within, decode)
     except NoSuchPlaceError:
         # A job has no dumps: then what the other one lacks is said.
-        if any(recorded_at(where / one) for one in (a, b) for where in (Path(), within / STAGES)):
+        jobs = (where / one for one in (a, b) for where in (Path(), within / STAGES))
+        if any(recorded_at(job) for job in jobs if job.is_dir()):
             raise
         # Of a name that means nothing it is said first: a side may only lack records.
         order = sorted((a, b), key=lambda name: Path(name).expanduser().exists())

@@ -147,8 +147,9 @@ PROGRAMS: dict[str, tuple[str, list[Any]]] = {
     ("kind", "whole"), [*((kind, "directory") for kind in PROGRAMS), ("verl", "file")]
 )
 def test_files_of_other_programs_are_opened_shown_and_scored(
-    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, whole: str
-) -> None:
+    rlskip: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, kind: str, whole: str,
+) -> None:  # fmt: skip
     name, lines = PROGRAMS[kind]
     file = tmp_path / "theirs" / name
     file.parent.mkdir(parents=True)
@@ -173,6 +174,8 @@ def test_files_of_other_programs_are_opened_shown_and_scored(
     monkeypatch.syspath_prepend(tmp_path)
     scored = rlskip("rescore", where, "--reward", "judges_of_files:judge", "--json")
     assert (scored.code, scored.json["sessions"]) == (0, 2), scored.err
+    same = rlskip("compare", where, where)
+    assert (same.code, "cannot be listed" in same.err + caplog.text) == (0, False)
 
 
 def test_a_file_of_no_known_program_is_named(rlskip: Any, tmp_path: Path) -> None:
