@@ -192,8 +192,6 @@ def _advantages(bundle: Bundle, values: RowValues, spec: str) -> Recomputed:
     rewards = torch.tensor(list(_rewards(bundle, values).values()), dtype=torch.float32)
     function, groups = _function(spec, ADVANTAGES, ADVANTAGE), [one.group for one in sessions]
     new = _numbers_of(function, spec, ADVANTAGE, len(sessions), rewards, groups)
-    if ADVANTAGE not in values.names:
-        return Recomputed(ADVANTAGE, "not recorded", spec)
     old, computed, names = list[float](), [], []
     for one, value in zip(sessions, new, strict=True):
         for row in one.rows:
@@ -201,6 +199,8 @@ def _advantages(bundle: Bundle, values: RowValues, spec: str) -> Recomputed:
                 old.append(recorded)
                 computed.append(value)
                 names.append(f"group {one.group}, session {one.number}")
+    if not old:  # or of other rollouts of the step
+        return Recomputed(ADVANTAGE, "not recorded", spec)
     return _compared(ADVANTAGE, spec, old, computed, names)
 
 

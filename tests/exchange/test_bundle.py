@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,17 @@ def test_a_step_is_computed_again(rlskip: Any, bundled: Path, tmp_path: Path) ->
     assert states[1][0] == "loss"
     assert states[1][1] in ("equal", "within rounding")
     assert rlskip(*command).code == 0
+
+
+def test_records_of_other_rollouts_of_the_step_equal_nothing(
+    rlskip: Any, run: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(run / "2")
+    rows = [{"prompt_ids": [9], "completion_ids": [i], "reward": float(i)} for i in range(N)]
+    package.write(run, rows, step=2)
+    assert rlskip("bundle", run, 2, "-o", tmp_path / "step.bundle").code == 0
+    said = rlskip("bundle", "--replay", tmp_path / "step.bundle", "--advantages", "grpo")
+    assert (said.code, said.out.startswith("Advantages not recorded")) == (1, True), said.out
 
 
 @pytest.mark.parametrize(
