@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 import attrs
+import xxhash
 
 from rlskip.errors import RlskipError
 
@@ -27,6 +29,8 @@ _FLAGS = {
 }
 # Of what a path on Linux may have, 4095 bytes, two names are left for what is in a directory.
 _MAX_PATH = 4095 - 2 * 256
+_UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,-]")
+_MAX_NAME = 120  # two make one name of a directory, which may have 255
 _KINDS = {stat.S_IFREG: "a regular file", stat.S_IFDIR: "a directory"}
 
 
@@ -160,3 +164,13 @@ def cannot_write(directory: Path) -> str | None:
             return None
     except OSError as error:
         return error.strerror or str(error)
+
+
+def safe_name(name: object) -> str:
+    """`name` as one path component; a changed one carries a hash of the original."""
+    text = str(name)
+    clean = _UNSAFE.sub("-", text)
+    if clean == text and text.strip(".") and len(text) <= _MAX_NAME:
+        return text
+    tag = xxhash.xxh3_64_hexdigest(text.encode("utf-8", "surrogatepass"))[:12]
+    return f"{clean.strip('.')[: _MAX_NAME - 20]}~{tag}"

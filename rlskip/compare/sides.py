@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlskip._files import safe_name
 from rlskip.batch.rows import RowColumns, Rows
 from rlskip.compare.records import PartInMemory, StepRecords
 from rlskip.compare.rounding import Rounding
@@ -183,10 +185,10 @@ def find_sides(
     except NoSuchPlaceError:
         # A job has no dumps: then what the other one lacks is said.
         jobs = (where / one for one in (a, b) for where in (Path(), within / STAGES))
-        if any(recorded_at(job) for job in jobs if job.is_dir()):
+        if any(recorded_at(job) for job in jobs if os.path.isdir(job)):
             raise
         # Of a name that means nothing it is said first: a side may only lack records.
-        order = sorted((a, b), key=lambda name: Path(name).expanduser().exists())
+        order = sorted((a, b), key=lambda name: os.path.exists(os.path.expanduser(name)))
         found = {name: find_target(name, within, decode) for name in order}
         return Dumps.pair(found[a], found[b])
 
@@ -197,8 +199,9 @@ def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
     A path is that of its records, of its Hydra output, of runs that it used, or of a dump_dir: then
     the newest job.
     """
-    path = Path(name).expanduser()
-    path = (path if path.exists() else within / STAGES / name).resolve()
+    stages = within / STAGES
+    named = (Path(os.path.expanduser(name)), stages / name, stages / safe_name(name))
+    path = next(filter(os.path.exists, named), named[-1]).resolve()
     if not path.is_dir():
         raise NoSuchPlaceError("no such directory, nor a job with records", name)
     recorded = path  # or what the summary in a job's Hydra output names

@@ -30,7 +30,7 @@ from typing import Any
 import attrs
 from attrs.validators import and_, ge, instance_of, lt, optional
 
-from rlskip._files import open_folder
+from rlskip._files import open_folder, safe_name
 from rlskip._human import counted, size
 from rlskip.jobs.ranks import shard
 
@@ -82,7 +82,7 @@ def begin_job(*, lasts: bool = False) -> None:
 
 
 def job_id() -> str:
-    """The job of this process; a new one if none has begun.
+    """The job of this process, as its directories are called; a new one if none has begun.
 
     All ranks of torch.distributed are one job, from the first call on that finds them joined.
     """
@@ -94,7 +94,7 @@ def job_id() -> str:
             if not ours.is_settled and shard()[1] > 1:
                 os.environ[JOB_VARIABLE] = ours.id = _agreed(ours)
                 ours.is_settled = True
-    return os.environ[JOB_VARIABLE]
+    return safe_name(os.environ[JOB_VARIABLE])
 
 
 def end_job() -> str:

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rlskip._files import safe_name
 from rlskip.batch.columns import is_tensor
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.format.dump_errors import UnsupportedTypeError
 from rlskip.format.fingerprint import VOLATILE, fingerprint
 from rlskip.rescore.kept import ABSENT, Verdicts
-from rlskip.store.layout import safe_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

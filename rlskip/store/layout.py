@@ -34,16 +34,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
-import xxhash
 
+from rlskip._files import safe_name
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0  # longer than a tick of any file system's clock
-_UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,-]")
-_MAX_NAME = 120  # two make one name of a directory, which may have 255
 _BAD = ".bad-"
 _SHAPE = re.compile(r"GBS(?P<gbs>.+)_N(?P<n>.+)_in(?P<prompt_len>.+)_out(?P<response_len>.+)")
 _NUMBER = "0|[1-9][0-9]{0,18}"
@@ -83,7 +81,7 @@ def run_directory(
 
 def stages_directory(dump_dir: str | Path, job: str) -> Path:
     """The directory of what the stages of a job computed; raises as :func:`run_directory`."""
-    directory = parse_dump_dir(dump_dir) / STAGES / safe_name(job)
+    directory = parse_dump_dir(dump_dir) / STAGES / job
     refuse_links(directory)
     return directory
 
@@ -108,16 +106,6 @@ def refuse_links(directory: Path) -> None:
                 where="skip.dump_dir",
                 remedy="replace it by what it points to, or give a dump_dir that is there",
             )
-
-
-def safe_name(name: object) -> str:
-    """`name` as one path component; a changed one carries a hash of the original."""
-    text = str(name)
-    clean = _UNSAFE.sub("-", text)
-    if clean == text and text.strip(".") and len(text) <= _MAX_NAME:
-        return text
-    tag = xxhash.xxh3_64_hexdigest(text.encode("utf-8", "surrogatepass"))[:12]
-    return f"{clean.strip('.')[: _MAX_NAME - 20]}~{tag}"
 
 
 def as_step(name: str) -> int | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rlskip import record
+from rlskip.compare.sides import find_side
 from rlskip.jobs.records import (
     JOB_VARIABLE,
     Recorder,
@@ -56,6 +59,16 @@ def test_only_a_job_that_began_here_ends_for_another_one(monkeypatch: pytest.Mon
     assert present() == first
     begin_job(lasts=True)
     assert job_id() != first
+
+
+@pytest.mark.parametrize("name", ["my run", "a/b", "..", "jü", "~", "x" * 300, ""])
+def test_a_job_may_have_any_name(tmp_path: Path, job_of: Any, name: str) -> None:
+    job_of(name, lambda step: record("loss", 1.0))
+    assert recorded(tmp_path).unwritten == Tally()
+    assert tally({"rollout": str(tmp_path)}, job_id()) == {"rollout": EVENTS}
+    assert {file.parent for file in tmp_path.rglob("*.jsonl")} == {tmp_path / "records" / job_id()}
+    for called in (name, job_id()) if name.strip(".~") else (job_id(),):
+        assert find_side(called, tmp_path).directory == tmp_path / "stages" / job_id()
 
 
 def test_a_token_is_of_its_job_and_of_who_left_it(tmp_path: Path) -> None:

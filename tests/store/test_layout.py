@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rlskip._files import safe_name
 from rlskip.errors import ConfigError
 from rlskip.format.dump_errors import UnreadableDumpError
 from rlskip.store import AbsentDumpError, CorruptDumpError, StepStore, run_directory
@@ -23,7 +24,6 @@ from rlskip.store.layout import (
     places_among,
     quarantine_name,
     run_name,
-    safe_name,
     shape_of,
 )
 
