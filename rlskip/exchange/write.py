@@ -204,7 +204,7 @@ def _directory(
         raise ConfigError("it is a file", f"rlskip.write({str(found)!r})", remedy)
     if like is not None or for_command is not None:
         if like is not None:
-            own = like.run if isinstance(like, Scope) else the_run(Path(like).expanduser())
+            own = like.run if isinstance(like, Scope) else the_run(Path(os.path.expanduser(like)))
             named = own.directory
         else:
             words = shlex.split(for_command) if isinstance(for_command, str) else for_command

@@ -37,7 +37,7 @@ def open(
     (read by transformers, without code from it), or an object with a method ``decode``.
     """
     decode = None if tokenizer is None else Decoder(tokenizer)
-    return _opened(Path(path).expanduser(), decode)
+    return _opened(Path(os.path.expanduser(path)), decode)
 
 
 def _opened(where: Path, decode: Decode | None) -> Run | Runs:
@@ -97,7 +97,7 @@ def find_target(name: str, within: Path, decode: Decode | None = None) -> Target
     numbers = [as_step(part) for part in name.split("/")] if len(name) < 40 else [None]
     if len(numbers) <= 2 and numbers[0] is not None and numbers[-1] is not None:
         return Step(the_run(within, decode), numbers[0], *numbers[1:])
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if not path.exists():
         raise NoSuchPlaceError("no such file or directory", name)
     path = path.resolve()

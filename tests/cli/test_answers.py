@@ -154,6 +154,8 @@ def test_ls_reads_what_it_lists_and_some_of_a_long_run(
         (["show", "1", "-d", "{dumps}"], "2 runs have dumps here; name one: /"),
         (["compare", "{dumps}", "{dumps}"], "2 runs have dumps here; name one: /"),
         (["show", "{dumps}/nothing"], "no such file"),
+        (["show", "~nobody-is-called-so/3"], "~nobody-is-called-so/3: no such file"),
+        (["compare", "~nobody-is-called-so", "{dumps}"], "~nobody-is-called-so: no such file"),
         (["prune", "{dumps}"], "no limit is given"),
         (["prune", "", "--keep-last", "1"], "is a shell variable unset?"),
         (["prune", "{dumps}", "-d", "{run}", "--keep-last", "1"], "is given, too; name one"),
