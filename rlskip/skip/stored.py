@@ -327,7 +327,12 @@ def passed_on(value: Any) -> Any:
 
 
 def _of_function(value: Any) -> dict[str, Any]:
-    """What a closure holds, and what shapes rollouts among a function's defaults and attributes."""
+    """What a closure holds, and what shapes rollouts among a function's defaults and attributes.
+
+    One that rlskip or a library made around another, a stage, say, holds that one alone.
+    """
+    if "__wrapped__" in value.__dict__ and is_neutral(value.__globals__.get("__name__", "")):
+        return {"": value.__wrapped__, **shaping_in(value.__dict__)}
     code, usual = value.__code__, value.__defaults__ or ()
     names = code.co_varnames[code.co_argcount - len(usual) : code.co_argcount]
     by_name = {**dict(zip(names, usual, strict=True)), **(value.__kwdefaults__ or {})}

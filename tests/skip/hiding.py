@@ -16,6 +16,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from omegaconf import OmegaConf
 
+from rlskip import SkipManager
+
 
 class Plain:
     def __init__(self, temperature: float, **more: Any) -> None:
@@ -166,6 +168,7 @@ HIDING: dict[str, Callable[[float], Any]] = {
     "dotted name": lambda t: {"sampling.temperature": t, "f": print},
     "bound method": lambda t: Plain(t).__init__,  # type: ignore[misc]
     "closure": closing,
+    "another stage": lambda t: SkipManager.annotate("inner")(closing(t)),
     "config": resolved,
     "list of a config": lambda t: OmegaConf.create([{"temperature": t}, "${counted:}"]),
     "list's attribute": added(list, [1]),

@@ -119,6 +119,9 @@ class TrainingArguments(Plain):
     """As that of transformers."""
 
 
+def bare(prompts: Any) -> None: ...
+
+
 NEUTRAL = [
     (TrainingArguments(1.0, beta1=1), TrainingArguments(1.0, beta1=2)),
     (tqdm(range(3), disable=True), tqdm(range(4), initial=2, disable=True)),
@@ -137,6 +140,7 @@ NEUTRAL = [
     (Plain(1.0, save_dir="a", logger=1), Plain(1.0, save_dir="b", logger=2)),
     (Plain(1.0, step=1, epoch=2), Plain(1.0, step=2, epoch=3)),
     (type("PreTrainedTokenizerBase", (), {"n": 1})(), print),
+    (SkipManager.annotate("inner")(bare), SkipManager.annotate("other")(bare)),
 ]
 
 
