@@ -130,7 +130,7 @@ class Dumps:
             counts: list[int] | str = "the prompts cannot be told apart"
             if (prompts := call.prompt_rows) is not None:
                 info[PROMPTS] = attrs.asdict(prompts)
-                counts = rows_per_prompt(result, len(prompts.digests), call.prompts, fields)
+                counts = rows_per_prompt(result, prompts.digests, call.prompts, fields)
             if not isinstance(counts, str):
                 info[ROWS_PER_PROMPT] = counts[0] if len({*counts}) == 1 else counts
             elif self.by_prompt:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -133,29 +133,50 @@ def _without_padding(row: Any) -> Any:
     return row[int(starts[0]) :] if len(starts) else row
 
 
-def rows_per_prompt(result: Any, asked: int, prompts: Any, fields: RowFields) -> list[int] | str:
-    """How many rows of a stage's result each of the `asked` prompts has, one's after the other's.
+def rows_per_prompt(
+    result: Any, digests: Sequence[str], prompts: Any, fields: RowFields
+) -> list[int] | str:
+    """How many rows of a stage's result each prompt has, one's after the other's.
 
-    Or why that is not known: the rows are neither as many as the prompts, nor do the result's
-    fields tell; or the names of their groups contradict.
+    The `digests` are those of the prompts. A prompt whose group the stage has dropped has none. Or
+    why it is not known: the rows are neither as many as the prompts, nor do the result's fields
+    tell; or the names of their groups contradict.
     """
-    rows = row_count(result, fields)
-    if asked == 1:
-        return [rows or 1]
+    rows, asked = row_count(result, fields), len(digests)
+    groups = (values_at(result, fields.group) if fields.group else None) or ()
+    groups = [*map(plain, groups)] if len(groups) == rows else []
+    ordered, counts = _runs(groups)
+    names, _ = _runs(map(plain, prompt_groups(prompts, fields) or ()))
+    told, wanted = [*map(repr, ordered)], [*map(repr, names)]
+    if told != wanted and not {*told}.isdisjoint(wanted):
+        if {*told} == {*wanted}:
+            return (
+                f"by {fields.group} the rows are in another order than the prompts: return each "
+                "prompt's rows in its place"
+            )
+        if len(wanted) != asked or told != [name for name in wanted if name in told]:
+            return f"by {fields.group} some of the rows are of other prompts"
+        found = dict(zip(told, counts, strict=True))
+        return [found.get(name, 0) for name in wanted]
+    by_name = counts if len(ordered) == asked and (not names or names == ordered) else None
+    known = [rows or 1] if asked == 1 else _counted(result, rows, asked, by_name, fields)
+    if isinstance(known, list) and groups and fields.group in UIDS:
+        owners = (digest for digest, n in zip(digests, known, strict=True) for _ in range(n))
+        if len({*zip(map(repr, groups), owners, strict=True)}) > len({*map(repr, groups)}):
+            return f"by {fields.group} the rows of two prompts are one group"
+    return known
+
+
+def _counted(
+    result: Any, rows: int | None, asked: int, by_name: list[int] | None, fields: RowFields
+) -> list[int] | str:
+    """As :func:`rows_per_prompt`, by the number of `rows`, `by_name`, or what else tells."""
     if rows is None:
         return f"the stage returns a {type(result).__name__}, whose rows are not known"
-    groups = (values_at(result, fields.group) if fields.group else None) or ()
-    names, _ = _runs(prompt_groups(prompts, fields) or ())
-    ordered, counts = _runs(groups) if len(groups) == rows else ([], [])
-    if ordered != names and {*map(repr, ordered)} == {*map(repr, names)}:
-        return (
-            f"by {fields.group} the rows are in another order than the prompts: return each "
-            "prompt's rows in its place"
-        )
     if rows == asked:
         return [1] * asked
-    if len(ordered) == asked and (not names or names == ordered):
-        return counts
+    if by_name is not None:
+        return by_name
     last = values_at(result, fields.last) if fields.last else None
     if last is not None and len(last) == rows:
         ends = [i + 1 for i, is_last in enumerate(last) if bool(is_last)]
@@ -169,10 +190,10 @@ def rows_per_prompt(result: Any, asked: int, prompts: Any, fields: RowFields) ->
     )
 
 
-def _runs(values: Sequence[Any]) -> tuple[list[Any], list[int]]:
+def _runs(values: Iterable[Any]) -> tuple[list[Any], list[int]]:
     """The values without those that follow themselves, and how often each of these does."""
     ordered, counts = [], []
-    for value, run in itertools.groupby(map(plain, values)):
+    for value, run in itertools.groupby(values):
         ordered.append(value)
         counts.append(len([*run]))
     return ordered, counts

@@ -64,7 +64,7 @@ def rows_of_prompts(info: Mapping[str, Any]) -> list[tuple[str, int, int]]:
         digests, counts = info[PROMPTS]["digests"], info[ROWS_PER_PROMPT]
         counts = [counts] * len(digests) if isinstance(counts, int) else counts
         for digest, count in zip(digests, counts, strict=True):
-            if type(count) is not int or count < 1 or not isinstance(digest, str):
+            if type(count) is not int or count < 0 or not isinstance(digest, str):
                 return []
             found.append((digest, start, count))
             start += count

@@ -245,6 +245,9 @@ def test_rows_of_two_prompts_are_never_one_group(init: Callable[..., Path]) -> N
         ({"uid": ["x", "y", "x", "y"], "said": [1, 2, 3, 4]}, None, "4 rows for 2"),
         *(({"uid": [*order], "said": [*order]}, n, "by uid the rows are in another order")
           for order, n in (("ba", None), ("abab", 2), ("bbaa", 2))),
+        *(({"uid": [*order], "said": [*order]}, n, "by uid some of the rows are of other prompts")
+          for order, n in (("ac", None), ("aacc", 2), ("cb", None))),
+        ({"uid": ["q", "q"], "said": [1, 2]}, None, "by uid the rows of two prompts are one group"),
     ],
 )  # fmt: skip
 def test_rows_that_are_nobodys_are_refused_at_the_first_dump(
@@ -254,6 +257,28 @@ def test_rows_that_are_nobodys_are_refused_at_the_first_dump(
     init(match="prompt", at=1)
     with pytest.raises(ConfigError, match=rf"^skip\.rollout\.match=prompt: .*{what}"):
         generate({"uid": ["a", "b"], "text": ["x", "y"]})
+
+
+def test_a_group_that_the_stage_dropped_is_nobodys(init: Callable[..., Path]) -> None:
+    """Two rows of one prompt are not one of each."""
+    left = "a"
+
+    @SkipManager.annotate(role="rollout")
+    def generate(prompts: dict[str, Any]) -> dict[str, Any]:
+        uids = [uid for uid in prompts["uid"] for _ in range(2) if uid in left]
+        made.append("".join(uids))
+        return {"uid": uids, "said": uids}
+
+    def ask(uids: str) -> str:
+        return "".join(generate({"uid": [*uids], "text": [*uids]})["said"])
+
+    made.clear()
+    init(match="prompt", at=1)
+    assert ask("ab") == "aa"
+    left = "ab"
+    init(match="prompt", at=2)
+    assert (ask("b"), ask("a")) == ("bb", "aa")
+    assert made == ["aa", "bb"]
 
 
 def test_values_for_a_whole_batch(init: Callable[..., Path]) -> None:
