@@ -14,8 +14,9 @@ import logging
 import math
 import os
 import threading
+import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from rlskip.dispatch.sessions import (
     InfrastructureFailure,
     NoAnswerError,
     Session,
+    SessionFailure,
     WorkerLostError,
     as_failure,
     text_of,
@@ -226,51 +228,49 @@ class Runner:
         self._worker = worker() if inspect.isclass(made) else worker
         self._blocks = is_blocking(worker)
         self._ended = ended
-        self._tasks: dict[Any, asyncio.Task[Rows | None]] = {}
+        self._tasks: dict[Any, asyncio.Task[None]] = {}
         self._pid = os.getpid()
 
     def start(
         self, key: Any, fields: Mapping[str, Any], sampling: Mapping[str, Any], session: Session
     ) -> None:
-        run = self._run(fields, sampling, session)
-        task = self._tasks[key] = asyncio.get_running_loop().create_task(run)
-        task.add_done_callback(functools.partial(self._end, key))
+        run = self._run(key, fields, sampling, session)
+        run.send(None)  # as far as its `try`: a task that is cancelled before its turn ends it, too
+        self._tasks[key] = asyncio.get_running_loop().create_task(run)
 
     def stop(self, key: Any) -> None:
         if key in self._tasks:
             self._tasks[key].cancel()
 
-    def _end(self, key: Any, task: asyncio.Task[Rows | None]) -> None:
-        del self._tasks[key]
-        error = InfrastructureFailure("cancelled") if task.cancelled() else task.exception()
-        self._ended(key, None if error else task.result(), error)
-
     async def _run(
-        self, fields: Mapping[str, Any], sampling: Mapping[str, Any], session: Session
-    ) -> Rows | None:
-        # Copies: sessions of one prompt share nothing, so none depends on where another ran.
-        args = own(dict(fields)), own(dict(sampling)), session
+        self, key: Any, fields: Mapping[str, Any], sampling: Mapping[str, Any], session: Session
+    ) -> None:
+        rows: Rows | None = None
+        error: SessionFailure | None = None
         try:
+            await _turn()
+            # Copies: sessions of one prompt share nothing, so none depends on where another ran.
+            args = own(fields), own(sampling), session
             if self._blocks:
-                return await timeouts.in_thread(self._call, *args, name="rlskip-worker")
-            return self._returned(await self._worker(*args))
+                rows = returned(await timeouts.in_thread(self._call, *args, name="rlskip-worker"))
+            else:
+                try:
+                    result = await self._worker(*args)
+                finally:
+                    self._end_child()  # before a lock, which may be held by a thread of its parent
+                rows = returned(result)
         except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            # It could end the event loop, or look like the end of the actor's task.
-            raise as_failure(error)  # noqa: B904 - it is the error itself, or has it as its cause
-        finally:
-            self._end_child()
+            error = InfrastructureFailure("cancelled")
+        except BaseException as raised:  # it could end the event loop
+            error = as_failure(raised)
+        del self._tasks[key]
+        self._ended(key, rows, error)
 
-    def _call(self, *args: Any) -> Rows | None:
+    def _call(self, *args: Any) -> Any:
         try:
-            return self._returned(self._worker(*args))
+            return self._worker(*args)
         finally:
             self._end_child()
-
-    def _returned(self, result: Any) -> Rows | None:
-        self._end_child()  # it may have been forked while another thread held the lock
-        return returned(result)
 
     def _end_child(self) -> None:
         # A worker that forks may come back twice, or raise in the child. That shares the pipes that
@@ -284,6 +284,12 @@ class Runner:
         result = await timeouts.in_thread(called, *args) if self._blocks else called(*args)
         if inspect.isawaitable(result):
             await result
+
+
+@types.coroutine
+def _turn() -> Generator[None, None, None]:
+    """Wait for the next turn of the event loop, as ``asyncio.sleep(0)`` does in a task."""
+    yield
 
 
 def is_blocking(worker: Worker) -> bool:
