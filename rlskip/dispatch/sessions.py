@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
-import attrs
 import xxhash
 
 from rlskip.errors import RlskipError
@@ -14,8 +13,7 @@ from rlskip.keys import TrajectoryKey, row_tag
 _LONGEST = 2000  # characters of an error's text
 
 
-@attrs.frozen
-class Session:
+class Session(NamedTuple):
     """Names the session that a worker runs: number `session_id` of the `n` of prompt `uid`.
 
     `attempt` counts the earlier attempts, those of an earlier submission of the uid included;
