@@ -188,18 +188,22 @@ class Groups:
     def _start_all(self) -> None:
         self._pumps = False
         starting, error = defaultdict[int, list[Job]](list), None
+        seed, now = self._config.seed or 0, self._loop.time()
         try:
             # A part of them, while the workers run others: more objects at once are more that
             # Python's garbage collector looks through.
             for _ in range(_A_TURN):
                 if (job := self._scheduler.next()) is None:
                     break
-                self._start(job)
+                job.group.batch.report.attempts += 1
+                job.session, job.started = job.group.session(job, seed), now
                 starting[job.worker].append(job)
             else:
                 self._pump()
         except Exception as raised:  # the policy is the user's
             error = raised
+        if not self._watches:
+            self._watch()
         for worker, jobs in starting.items():
             self._pool.start(worker, jobs)
         for batch in list(self.batches):
@@ -218,14 +222,6 @@ class Groups:
             for job in [job for job in self._scheduler.running if job.worker == worker]:
                 self._fail(job, error)
         self._pump()
-
-    def _start(self, job: Job) -> None:
-        prompt: Prompt = job.group
-        prompt.batch.report.attempts += 1
-        job.session = prompt.session(job, self._config.seed or 0)
-        job.started = self._loop.time()
-        if not self._watches:
-            self._watch()
 
     def _watch(self) -> None:
         """Fail the attempts that have passed their deadline; look again at that of the next."""
@@ -270,8 +266,8 @@ class Groups:
         failure = as_failure(error)
         is_machine = isinstance(failure, InfrastructureFailure)
         allowed = self._config.max_retries if is_machine else self._config.max_data_retries
-        job.failures[is_machine] += 1
-        if job.failures[is_machine] <= allowed:
+        job.failures += (is_machine,)
+        if job.failures.count(is_machine) <= allowed:
             logger.warning("rlskip: %s failed and is tried again: %s", job, text_of(failure))
             self._scheduler.retry(job)
             return

@@ -13,7 +13,7 @@ import math
 import operator
 import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -22,8 +22,7 @@ from rlskip.dispatch.sessions import portable
 from rlskip.errors import ConfigError
 
 
-@attrs.frozen
-class PendingSession:
+class PendingSession(NamedTuple):
     """A session that waits, as policies see it.
 
     Its prompt's position in the batch and the batch's number of `prompts`; its id and its prompt's
@@ -124,8 +123,8 @@ class SessionGroup:
 class Job:
     """An attempt at a session of a prompt; the one before it failed on worker `avoid`.
 
-    The attempts at a session share `failures`: how many its data caused, and how many the
-    infrastructure. What has run has a worker, and what that was told; what has ended its rows (None
+    `failures` says of each earlier attempt whether the infrastructure caused its failure. What has
+    run has a worker, and what that was told; what has ended its rows (None
     if the worker wrote them itself) with the tags that were journaled, or its error.
     """
 
@@ -134,14 +133,14 @@ class Job:
     number: int = -1
     attempt: int = 0
     avoid: int | None = None
-    failures: list[int] = attrs.field(factory=lambda: [0, 0])
+    failures: tuple[bool, ...] = ()
     worker: int = -1
     session: Any = None
     started: float = 0.0
     rows: list[dict[str, Any]] | None = None
     tags: Sequence[Mapping[str, Any]] = ()
     error: str = ""
-    knew: tuple[float, ...] = ()  # of its group, when the policy ranked it
+    knew: float = 0  # sessions that had started, and lengths, when the policy ranked it
 
     def __str__(self) -> str:
         where = f"(attempt {self.attempt}, worker {self.worker})"
@@ -180,24 +179,24 @@ class Scheduler:
 
     def next(self) -> Job | None:
         """What to start next; None without a pending session or a free slot."""
-        free = [worker for worker in self.there if self._load[worker] < self._per_worker]
-        free.sort(key=self._load.__getitem__)
+        load, most = self._load, self._per_worker
+        free = [worker for worker in self.there if load[worker] < most]
         for job in self._again:  # what is tried again goes first, elsewhere if it can
             if others := [w for w in free if w != job.avoid or len(self.there) == 1]:
                 self._again.remove(job)
-                return self._assign(job, others[0])
-        for worker in free:
-            if heap := self._waiting.get(worker):
-                return self._assign(self._pop(heap), worker)
-        if free and self._waiting[None]:
-            return self._assign(self._pop(self._waiting[None]), free[0])
-        return None
+                return self._assign(job, min(others, key=load.__getitem__))
+        bound = [worker for worker in free if self._waiting.get(worker)]
+        if not (bound or (free and self._waiting[None])):
+            return None
+        worker = min(bound or free, key=load.__getitem__)
+        return self._assign(self._pop(self._waiting[worker if bound else None]), worker)
 
     def _pop(self, heap: list[tuple[float, int, Job]]) -> Job:
         while True:
             rank, number, job = heapq.heappop(heap)
             # Asked without a cause, a policy that ranks by the time would let none be the first.
-            if not self.uses_lengths or job.knew == (job.group.started, *job.group.lengths):
+            knows = job.group.started + job.group.lengths[0]
+            if not self.uses_lengths or job.knew == knows:
                 return job
             rank = self._place(job).rank
             if not heap or (rank, number) <= heap[0][:2]:
@@ -250,7 +249,7 @@ class Scheduler:
 
     def _place(self, job: Job) -> Placement:
         of, (known, length) = job.group, job.group.lengths
-        job.knew = of.started, known, length
+        job.knew = of.started + known
         counts = of.n, job.number, self.workers, of.started, length / known if known else None
         try:
             place = self._policy(PendingSession(of.prompt, of.prompts, job.session_id, *counts))
