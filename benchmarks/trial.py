@@ -149,7 +149,7 @@ def trial(prompts: int, turns: int, folder: Path) -> list[Row]:
         stages(
             "get",
             lambda: queue.get(found.keys, "train"),
-            lambda: joined(queue, found.keys),
+            lambda: joined(kept),
         )
     ]
     stages("clear", lambda: buffer.clear(found), kept.clear)
@@ -186,9 +186,8 @@ def _run(coroutine: Any) -> Any:
         return done.value
 
 
-def joined(queue: MemoryQueue, keys: list[str]) -> list[Any]:
-    entries = [queue._rows["train"][key] for key in keys]
-    return [torch.cat([entry[name].reshape(-1) for entry in entries]) for name in entries[0]]
+def joined(rows: list[Any]) -> list[Any]:
+    return [torch.cat([row[name].reshape(-1) for row in rows]) for name in rows[0]]
 
 
 def compared_and_joined(rows: TensorDict, turns: int) -> list[np.ndarray]:

@@ -131,7 +131,11 @@ class BatchHandle(Future[BatchReport]):
         """Wait as :meth:`result` does, and take the groups: ``collect()`` has them no more."""
         self.result(timeout)
         self._groups.release(self)
-        return [prompt.group for prompt in self.prompts]
+        groups = [prompt.group for prompt in self.prompts]
+        for group in groups:
+            for session, rows in group.rows.items():
+                group.rows[session] = [dict(row) for row in rows]
+        return groups
 
     def result(self, timeout: float | None = None) -> BatchReport:
         """Wait until every session has an outcome and, with a queue, its marker.

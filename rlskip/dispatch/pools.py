@@ -13,7 +13,6 @@ import inspect
 import logging
 import math
 import os
-import threading
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -39,11 +38,9 @@ from rlskip.keys import integer
 from rlskip.queue.protocol import OwnRow
 
 Worker = Callable[..., Any]
-Rows = list[dict[str, Any]]
+Rows = list[OwnRow]
 
 THREADS = 16  # the blocking calls that a worker runs at once by default
-
-_copying = threading.Lock()  # held while rows are copied, for which no code of a user's is called
 
 logger = logging.getLogger(__name__)
 
@@ -317,15 +314,7 @@ def returned(result: Any) -> Rows | None:
         )
     if not rows:
         raise DataFailure("the worker returned no trajectory")
-    kept: Rows = [_kept(row, f"row {i}") for i, row in enumerate(rows)]
-    # To copy a tensor releases the GIL for a moment. Where the threads of many workers copy at the
-    # same time they wake one another for each of them, and all take twice as long.
-    with _copying:
-        for row in kept:
-            for name, value in row.items():
-                if type(value) is torch.Tensor:
-                    row[name] = (value.detach() if value.requires_grad else value).clone()
-    return kept
+    return [_kept(row, f"row {i}") for i, row in enumerate(rows)]
 
 
 def _kept(row: Mapping[Any, Any], where: str) -> OwnRow:
@@ -333,7 +322,7 @@ def _kept(row: Mapping[Any, Any], where: str) -> OwnRow:
     for name in row.keys():  # noqa: SIM118 - to iterate over a TensorDict gives its rows
         value = row[name]
         if type(value) is torch.Tensor and type(name) is str:  # as nearly always
-            kept[name] = value  # which is copied with the others
+            kept[name] = value
             continue
         if not isinstance(name, str):
             raise DataFailure(f"{where}: the name {name!r:.80} of a field is not a string")
@@ -341,7 +330,7 @@ def _kept(row: Mapping[Any, Any], where: str) -> OwnRow:
             what = f"field {name!r} is a nested {type(value).__name__}; return its fields flat"
             raise DataFailure(f"{where}: {what}")
         try:
-            kept[name] = own(value)
+            kept[name] = value
         except Exception as error:
             why = f"{type(error).__name__}: {text_of(error)}"
             raise DataFailure(f"{where}: field {name!r} cannot be copied: {why}") from error

@@ -137,7 +137,7 @@ class Job:
     worker: int = -1
     session: Any = None
     started: float = 0.0
-    rows: list[dict[str, Any]] | None = None
+    rows: list[Any] | None = None
     tags: Sequence[Mapping[str, Any]] = ()
     error: str = ""
     knew: float = 0  # sessions that had started, and lengths, when the policy ranked it

@@ -9,13 +9,11 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from rlskip.batch.columns import own
 from rlskip.queue.protocol import (
     Changes,
     Fields,
     MissingKeysError,
     OwnRow,
-    Row,
     Tag,
     Tags,
     TrajectoryQueue,
@@ -40,7 +38,7 @@ class MemoryQueue(TrajectoryQueue, Watch):
         # By partition and key; a key without fields has no row. They are not in pairs, because
         # a million tuples slow down the garbage collector.
         self._tags = defaultdict[str, dict[str, Tag]](dict)
-        self._rows = defaultdict[str, dict[str, Row]](dict)
+        self._rows = defaultdict[str, dict[str, OwnRow]](dict)
         self._changed = threading.Condition()
         # What was not polled yet: by partition, each key and whether it existed at the last poll.
         # One that did not and was deleted again is forgotten, so that a watch that nobody polls
@@ -51,10 +49,10 @@ class MemoryQueue(TrajectoryQueue, Watch):
         self, keys: Sequence[str], partition: str, fields: Fields = None, tags: Tags = None
     ) -> None:
         check_put(keys, fields, tags)
-        rows: Sequence[Row] = [{}] * len(keys)
+        rows: Sequence[Any] = [None] * len(keys)
         if fields is not None:
             is_own = all(type(row) is OwnRow for row in fields)
-            rows = fields if is_own else own(to_rows(fields))
+            rows = fields if is_own else [*map(OwnRow, to_rows(fields))]
         # The rows of a session have one tag: a copy for each would be most of what they take here.
         given = [{}] * len(keys) if tags is None else [*tags]
         copies = {id(tag): dict(tag) for tag in given}
@@ -65,7 +63,7 @@ class MemoryQueue(TrajectoryQueue, Watch):
                 new = copies[id(tag)]
                 held[key] = {**held[key], **new} if key in held else new
                 if row:
-                    kept[key] = {**kept[key], **row} if key in kept else row
+                    kept[key] = kept[key] | row if key in kept else row
             self._changed.notify_all()
 
     def get(
@@ -80,7 +78,8 @@ class MemoryQueue(TrajectoryQueue, Watch):
             held, kept = self._tags.get(partition, {}), self._rows.get(partition, {})
             if missing := [key for key in keys if key not in held]:
                 raise MissingKeysError.of_keys(missing, partition)
-            rows = {key: kept.get(key, {}) for key in keys}
+            none = OwnRow()
+            rows = {key: kept.get(key, none) for key in keys}
         return one_batch(rows, partition, fill_missing, fields=fields, keys=keys)
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:

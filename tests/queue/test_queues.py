@@ -1,14 +1,17 @@
 """MemoryQueue, and TransferQueueAdapter on a real TransferQueue: SimpleStorage on a local Ray."""
 
 import dataclasses
+import gc
 import pickle
 import sys
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from rlskip.batch.columns import own
 from rlskip.keys import prompt_tag, row_tag, session_tag
 from rlskip.queue import (
     KVBatchMeta,
@@ -18,6 +21,7 @@ from rlskip.queue import (
     to_rows,
     transfer_queue,
 )
+from rlskip.queue.protocol import OwnRow
 from rlskip.queue.transfer_queue import PollingWatch
 from tests.queue.queue_tests import PolledQueue, QueueTests
 
@@ -38,6 +42,39 @@ class TestMemoryQueue(QueueTests):
         assert queue._tags == {"train": {"stays": {}}}
         assert queue._noted == {"train": {"stays": False}}
         assert watch.poll() == {"train": {"stays": {}}}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.arange(3),
+        torch.arange(9.0).reshape(3, 3).T,
+        torch.zeros(0, 2),
+        torch.tensor(7),
+        torch.tensor([1 + 2j]).conj(),
+        torch.ones(2, requires_grad=True),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.ones(1 << 14),
+        np.arange(3),
+        np.float32(1.5),
+        [np.arange(2), torch.arange(2)],
+    ],
+    ids=repr,
+)
+def test_a_row_keeps_a_value_as_it_is_and_shares_nothing_with_it(value):
+    row, text = OwnRow({"x": value}), repr(own(value))
+    if isinstance(value, torch.Tensor | np.ndarray):
+        with torch.no_grad():
+            value *= 0
+    queue = MemoryQueue()
+    queue.put(["a"], "train", [pickle.loads(pickle.dumps(row))])
+    (back,) = to_rows(queue.get(["a"], "train"))
+    assert text == repr(row["x"]) == repr((row | OwnRow({"y": 1}))["x"]) == repr(back["x"])
+
+
+def test_the_garbage_collector_does_not_look_through_the_tensors_of_rows():
+    assert not gc.is_tracked(OwnRow({"ids": torch.arange(9), "last": torch.tensor(True)}).kept)
 
 
 def test_a_batch_has_the_fields_of_transfer_queues_own():
