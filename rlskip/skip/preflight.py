@@ -72,17 +72,16 @@ def unusable(
         why |= dict.fromkeys(listed, "" if store.nearest(0) is None else None)
     elif local.match == "step":
         why |= {step: _why_not(dumps, store, step, called_with) for step in listed}
-    elif skip.serves_validation and dumps.by_prompt:  # another step's shows another model
-        there = {step for one in stores for step in one.listed_by_step() if one.in_order(step)}
-        why |= {step: None for step in listed if step in there}
     else:
-        reason: str | None = ""
-        every = ((one, p) for one in stores for of in one.listed_by_step().values() for p in of)
-        read = (one.read_meta(place.step, place.call) for one, place in every)
-        for meta in filter(None, read):
-            if (reason := _made_for_others(dumps, [meta], called_with)) is None:
-                break
-        why |= dict.fromkeys(listed, reason)
+        every = [(one, p) for one in stores for of in one.listed_by_step().values() for p in of]
+        own = skip.serves_validation  # another step's shows another model
+        for steps in [[step] for step in listed] if own else [listed]:
+            reason: str | None = ""
+            read = (one.read_meta(p.step, p.call) for one, p in every if not own or p.step in steps)
+            for meta in filter(None, read):
+                if (reason := _made_for_others(dumps, [meta], called_with)) is None:
+                    break
+            why |= dict.fromkeys(steps, reason)
     return {step: reason for step, reason in why.items() if reason is not None}
 
 

@@ -107,12 +107,16 @@ def test_a_mismatch_of_validation_advises_no_other_step(tmp_path: Path) -> None:
     ("key", "differs"),
     [("temperature", False), ("val_kwargs.temperature", True), ("val_kwargs.n", True)],
 )
-def test_what_shapes_validation_is_compared(tmp_path: Path, key: str, differs: bool) -> None:
+@pytest.mark.parametrize("match", ["step", "prompt"])
+def test_what_shapes_validation_is_compared(
+    tmp_path: Path, key: str, differs: bool, match: str
+) -> None:
     init(tmp_path)
     Calls().validate({"ids": [1]})
     host = OmegaConf.create(HOST)
     OmegaConf.update(host, f"actor_rollout_ref.rollout.{key}", 2)
-    init(tmp_path, host=OmegaConf.to_container(host))
+    init(tmp_path, host=OmegaConf.to_container(host), match=match)
+    assert SkipManager.will_replay("rollout_val", [0]) is not differs
     loop = Calls()
     refused = pytest.raises(MismatchError, match=r"(temperature|n): 2 now")
     with refused if differs else contextlib.nullcontext():
