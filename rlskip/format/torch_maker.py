@@ -96,11 +96,11 @@ def tensor(raw: np.ndarray, name: str, shape: list[int], device: str | None) -> 
         )
     if len(raw) != math.prod(shape) * kind.itemsize:
         raise ValueError("a tensor of another size than its elements")
+    # As bytes: torch cannot copy each dtype to a GPU.
+    loaded = torch.from_numpy(raw) if len(raw) else torch.empty(0, dtype=torch.uint8)
     if device == "cuda" and torch.cuda.is_available():
-        # As bytes: torch cannot copy each dtype to a GPU.
-        return torch.from_numpy(raw).cuda().view(kind).reshape(shape)
-    loaded = torch.frombuffer(raw, dtype=kind) if len(raw) else torch.empty(0, dtype=kind)
-    return loaded.reshape(shape)
+        loaded = loaded.cuda()
+    return loaded.view(kind).reshape(shape)
 
 
 def tensordict(entries: dict[str, Any], batch_size: list[int], device: str | None) -> TensorDict:
