@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import random
 import struct
-import threading
 from collections.abc import Sequence
 
 import attrs
@@ -125,15 +124,6 @@ def pack(part: np.ndarray, spec: str) -> bytes:
     )
 
 
-class _Scratch(threading.local):
-    """Room of a thread for a chunk before it is widened, so that not each one takes new pages."""
-
-    def __init__(self) -> None:
-        self.room = np.empty(CHUNK // 2, np.uint8)
-
-
-_scratch = _Scratch()
-
 # A chunk's header, from README_CHUNK_FORMAT of c-blosc2. Other special values than zeros stand for
 # memory left as it was, or for bytes of another file.
 _HEADER = struct.Struct("<2xBBi4xiB5sB7xBB")
@@ -148,7 +138,7 @@ def unpack(packed: bytes, spec: str, out: np.ndarray, out_spec: str) -> None:
     """
     if spec != out_spec:
         wide = out.view(out_spec)
-        narrow = _scratch.room[: len(wide) * int(spec[1])]
+        narrow = np.empty(len(wide) * int(spec[1]), np.uint8)
         unpack(packed, spec, narrow, spec)
         np.copyto(wide, narrow.view(spec), casting="unsafe")
         return
