@@ -303,8 +303,5 @@ def has_token(dump_dir: str | Path, who: str, job: str, within_s: float = 0.0) -
 
 
 def _append(dump_dir: str | Path, job: str, name: str, line: str) -> None:
-    with (
-        open_folder(dump_dir, FOLDER, job, create=True) as folder,
-        folder.open(name, "a", buffering=0) as file,
-    ):
+    with open_folder(dump_dir, FOLDER, job, create=True) as folder, folder.open(name, "a") as file:
         file.write(line.encode())
