@@ -167,15 +167,16 @@ class Python:
 
 
 @pytest.fixture(scope="session")
-def python() -> Iterator[Python]:
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Python]:
     """For programs that import torch, which takes seconds of a processor's time each time."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # Each program brings a PYTHONPATH of its own, or none.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    given = (HERE / "warm_python.py", theirs.fileno(), tmp_path_factory.mktemp("bytecode"))
     with theirs:
         server = subprocess.Popen(
-            [sys.executable, str(HERE / "warm_python.py"), str(theirs.fileno())], env=env,
-            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            [sys.executable, *map(str, given)], env=env, pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
     with ours:
         yield Python(ours)

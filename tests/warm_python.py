@@ -3,9 +3,10 @@
 Importing torch, tensordict and Hydra takes seconds of CPU time, and more than a hundred tests start
 programs that do. A program runs in a fork that has imported nothing of rlskip and in which Hydra
 has looked for no plug-in. It begins with its own arguments, environment, directory, streams and
-``__main__``, and ends as any Python does.
+``__main__``. Code (`-c`) ends as any Python does, and a script as soon as its ``atexit`` is over.
 """
 
+import atexit
 import builtins
 import contextlib
 import gc
@@ -16,11 +17,26 @@ import struct
 import sys
 import types
 
-import blosc2  # noqa: F401
-import hydra._internal.hydra  # noqa: F401
-import numpy as np
-import tensordict  # noqa: F401
-import torch  # noqa: F401
+status = None  # of a script that has ended, and not by Ctrl-C
+
+
+@atexit.register  # before what is imported below, so that it is called last
+def leave():
+    """Leave all modules as they are: to tear torch down costs more than most scripts do."""
+    if status is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+import blosc2  # noqa: E402, F401
+import hydra._internal.hydra  # noqa: E402, F401
+import numpy as np  # noqa: E402
+import tensordict  # noqa: E402, F401
+import torch  # noqa: E402, F401
+
+if sys.dont_write_bytecode:  # then each program would compile all of rlskip
+    sys.dont_write_bytecode, sys.pycache_prefix = False, sys.argv[2]
 
 
 def next_program():
@@ -87,4 +103,15 @@ sys.modules["__main__"] = main
 sys.excepthook = lambda kind, error, trace: sys.__excepthook__(
     kind, error.with_traceback(trace.tb_next), None
 )
-exec(compile(source, name, "exec"), main.__dict__)
+try:
+    exec(compile(source, name, "exec"), main.__dict__)
+    status = 0
+except SystemExit as end:
+    status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    raise
+except Exception:
+    status = 1
+    raise
+finally:
+    if name == "<string>":
+        status = None
