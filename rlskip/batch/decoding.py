@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlskip.errors import RlskipError
+
+Decode = Callable[[Sequence[int]], str]
 
 
 class Decoder:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlskip._human import counted, size
+from rlskip.batch.decoding import Decode
 from rlskip.cli.options import Dir, Json, MaxMb, Success, Tokenizer, Where, decoder, dump_dir
 from rlskip.cli.screen import progress, put, writing
 from rlskip.runs.find import the_run
@@ -16,7 +17,6 @@ from rlskip.runs.opened import NoSuchPlaceError
 
 if TYPE_CHECKING:
     from rlskip.compare.sides import Dumps, Side
-    from rlskip.runs.rollouts import Decode
 
 
 def report(

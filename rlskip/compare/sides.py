@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from rlskip._files import safe_name
+from rlskip.batch.decoding import Decode
 from rlskip.batch.rows import RowColumns, Rows
 from rlskip.compare.records import PartInMemory, StepRecords
 from rlskip.compare.rounding import Rounding
@@ -26,7 +27,7 @@ from rlskip.runs.conversation import recorded
 from rlskip.runs.find import Target, find_target
 from rlskip.runs.on_disk import dumps_of, families
 from rlskip.runs.opened import NoSuchPlaceError, Run, Step
-from rlskip.runs.rollouts import Decode, Rollouts
+from rlskip.runs.rollouts import Rollouts
 from rlskip.stages.parts import MARK, ROW_COLUMNS, Entry, encode
 from rlskip.store.dump import opened
 from rlskip.store.layout import STAGES

@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 
 from rlskip._human import counted, number
+from rlskip.batch.decoding import Decode
 from rlskip.config.steps import compact
-from rlskip.runs.rollouts import Decode
 
 EQUAL, ROUNDING, DIFFERS, UNPAIRED = "equal", "within rounding", "differs", "not comparable"
 

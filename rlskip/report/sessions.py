@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 
 from rlskip._human import short
+from rlskip.batch.decoding import Decode
 from rlskip.compare.records import Record, RowValues, StepRecords, pair_rows
 from rlskip.compare.sides import Side
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.conversation import Piece, messages_of
 from rlskip.runs.on_disk import spread
-from rlskip.runs.rollouts import PLACE, ROW, Decode, SessionRows
+from rlskip.runs.rollouts import PLACE, ROW, SessionRows
 from rlskip.runs.tables import line
 from rlskip.stages.parts import DIGEST, MOMENTS, NUMBER, ROWS
 

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlskip.batch.decoding import Decode
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.rescore.judge import ONE, VERL_MANY, Judge, RewardError
@@ -20,7 +21,7 @@ from rlskip.rescore.kept import ABSENT
 from rlskip.runs.conversation import recorded
 from rlskip.runs.json_lines import numbered
 from rlskip.runs.opened import Scope
-from rlskip.runs.rollouts import PLACE, ROW, TEXTS, Decode, Rollouts, SessionRows
+from rlskip.runs.rollouts import PLACE, ROW, TEXTS, Rollouts, SessionRows
 
 SHOWN = 10  # sessions that changed most
 _KEPT_ERRORS = 20

@@ -1,23 +1,18 @@
 """Which runs a directory holds, and what a name on the command line means."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 
-from rlskip.batch.decoding import Decoder
+from rlskip.batch.decoding import Decode, Decoder
 from rlskip.jobs.records import FOLDER
 from rlskip.runs import on_disk
 from rlskip.runs.opened import NoSuchPlaceError, Run, Runs, Step
 from rlskip.store.layout import STAGES, Place, as_step
-
-if TYPE_CHECKING:
-    from rlskip.runs.rollouts import Decode
 
 
 def open(

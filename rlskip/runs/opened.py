@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
-from rlskip.batch.decoding import decoder_at
+from rlskip.batch.decoding import Decode, decoder_at
 from rlskip.config.steps import compact
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.jobs import alive
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     import rlskip.runs.rollouts
-    from rlskip.runs.rollouts import Decode, Rollouts, SessionRows
+    from rlskip.runs.rollouts import Rollouts, SessionRows
 
 _SHOWN = 20  # runs that are named
 # What tells which session a row belongs to, its reward and its length.

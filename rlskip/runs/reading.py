@@ -1,23 +1,19 @@
 """A dump's columns, read from its open file: all of them, or what some fields of rows need."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from rlskip.batch.ragged import holds_numbers
 from rlskip.batch.row_fields import CONVENTION, RowFields
 from rlskip.format.codec import Node
+from rlskip.format.container import Reader
 from rlskip.format.dump_errors import DAMAGE, CorruptDumpError, DumpError
 from rlskip.format.kinds import array_of, choosable, is_flat, length_of, rebuild
 from rlskip.runs.columns import QUEUE_PART, Columns, rollout_columns
 from rlskip.runs.rollouts import NAMING, PLACE, ROW, TEXTS, TOKENS, column_of
-
-if TYPE_CHECKING:
-    from rlskip.format.container import Reader
-    from rlskip.store.meta import DumpMeta
+from rlskip.store.meta import DumpMeta
 
 _TREE, _FIELDS = "rollouts", "fields"
 _SIZED = ("tensordict", "dataproto")  # they say how many rows they have

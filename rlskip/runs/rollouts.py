@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from rlskip._human import finite
 from rlskip.batch.columns import column_length
+from rlskip.batch.decoding import Decode
 from rlskip.batch.tables import Ragged
 from rlskip.format.dump_errors import DumpError
 from rlskip.runs.columns import (
@@ -30,8 +31,6 @@ from rlskip.runs.columns import (
 from rlskip.runs.conversation import Conversation, Piece, messages_of, pieces_of
 
 log = logging.getLogger(__name__)
-
-Decode = Callable[[Sequence[int]], str]
 
 TOKENS = ("prompt", "response", "mask", "log_probs")
 NAMING = ("group", "session", "turn", "uid")
