@@ -25,7 +25,6 @@ from rlskip.batch.columns import (
     is_wrapped,
     objects_of,
     own,
-    select,
     unwrapped,
 )
 from rlskip.batch.meta import meta_of, plain
@@ -33,6 +32,7 @@ from rlskip.batch.padding import LengthError
 from rlskip.batch.ragged import is_padded
 from rlskip.batch.row_fields import RowFields
 from rlskip.batch.rows import RecordError, RowColumns, Rows
+from rlskip.batch.tables import Whole
 from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import VOLATILE, fingerprint
 from rlskip.skip.prompt_rows import prompt_groups, row_count
@@ -50,26 +50,17 @@ class AssemblyError(RlskipError, ValueError):
     """Rows of several dumps that cannot be one batch."""
 
 
-def some_rows(rollouts: Any, fields: RowFields, rows: Sequence[int]) -> Any:
-    """These rows of what a dump holds, all of it where its rows are not known: tensors are copied.
-
-    Values for the whole batch stay.
-    """
-    n = row_count(rollouts, fields)
-    if n is None:
-        return rollouts
-    if not is_data_proto(rollouts):
-        return _some({"": rollouts}, rows, n)[""]
-    some = select(rollouts, rows)
-    some.meta_info = _some(some.meta_info, rows, n)
-    return some
+def _bare(value: Any) -> Any:
+    """A value without the marks of `some_rows`."""
+    if type(value) is dict:
+        return {name: _bare(part) for name, part in value.items()}
+    return value.data if isinstance(value, Whole) else value
 
 
-def _some(columns: Mapping[Any, Any], rows: Sequence[int], n: int) -> dict[Any, Any]:
-    """These rows of a mapping's columns, and of the columns that its values hold."""
-    long = {name: column for name, column in columns.items() if column_length(column) == n}
-    inner = {name: _some(c, rows, n) for name, c in columns.items() if isinstance(c, dict)}
-    return {**columns, **inner, **(select(long, rows) if long else {})}
+def _holds(value: Any, n: int) -> bool:
+    """Whether it is a column of `n` values, or a mapping that has one."""
+    inner = value.values() if isinstance(value, dict) else ()
+    return column_length(value) == n or any(_holds(one, n) for one in inner)
 
 
 @attrs.define(eq=False, slots=False)  # without slots, for the cached properties
@@ -82,7 +73,8 @@ class Assembly:
     the hash of each of the prompts, `owners` for each of the picked rows the place of its prompt.
     `totals` are functions of the rows, by the name of a value for a whole batch. Without one the
     parts must have the same; what tells when it was made is left out. `dumps` gives all rows of the
-    dumps, which may show padding that the picked ones lack.
+    dumps, which may show padding that the picked ones lack. Of the dumps of several prompts `asked`
+    has how many: they may have a value for each. It is empty where those are the only dump's.
     """
 
     _parts: Sequence[Any]
@@ -93,6 +85,7 @@ class Assembly:
     _owners: Sequence[int]
     _totals: Mapping[str, Callable[[Any], Any]]
     _dumps: Callable[[], Iterable[Any]] = tuple
+    _asked: Sequence[int] = ()
     # The columns that are put together so far.
     _rows: dict[str, Any] = attrs.field(init=False, factory=dict)
 
@@ -151,13 +144,16 @@ class Assembly:
         return TensorDict(columns, batch_size=size, device=parts[0].device)
 
     def _columns(
-        self, parts: Sequence[Mapping[Any, Any]], *, of_meta: bool = False
+        self, parts: Sequence[Mapping[Any, Any]], *, of_meta: bool = False, field: Any = None
     ) -> dict[Any, Any]:
-        """Mappings of columns as one; if they are meta info, without what differs."""
+        """Mappings of columns as one; if they are meta info, without what differs.
+
+        Those within a `field` of the batch are left out with it.
+        """
         odd = {name for part in parts for name in part.keys() ^ parts[0].keys()}
         if odd and not of_meta:
             fields = sorted(map(str, odd))
-            remedy = f"leave it out: skip.drop_fields=[{','.join(fields)}]"
+            remedy = f"leave it out: skip.drop_fields=[{field or ','.join(fields)}]"
             what = f"some dumps have {', '.join(fields)}, others have not"
             raise AssemblyError(what, _WHERE, remedy)
         counts = Counter(number for number, _ in self._picks)
@@ -166,35 +162,40 @@ class Assembly:
             columns = [part[name] for part in parts]
             if all(column_length(column) == counts[i] for i, column in enumerate(columns)):
                 made[name] = self._column(str(name), columns)
-            elif all(
-                isinstance(column, dict) and {*map(column_length, column.values())} == {counts[i]}
-                for i, column in enumerate(columns)
-            ):
-                made[name] = self._columns(columns, of_meta=of_meta)
+            elif all(type(c) is dict and _holds(c, counts[i]) for i, c in enumerate(columns)):
+                made[name] = self._columns(columns, of_meta=of_meta, field=field or name)
             else:
                 whole[name] = columns
         self._rows |= made  # the outermost last, so that its names count
         for name, values in whole.items():  # totals are of all rows
-            self._whole(made, name, values, of_meta)
+            self._whole(made, name, values, of_meta, field or name)
         return made
 
-    def _whole(self, made: dict[Any, Any], name: Any, values: Sequence[Any], of_meta: bool) -> None:
+    def _whole(
+        self, made: dict[Any, Any], name: Any, values: Sequence[Any], of_meta: bool, field: Any
+    ) -> None:
         """Put the value for the whole batch that all dumps have into `made`."""
-        values = [*map(unwrapped, values)]
+        bare, values = [*map(_bare, values)], [*map(unwrapped, values)]
         if name in self._totals and any(value is not None for value in values):
             made[name] = self._totals[name](self._rows)
-        elif name in VOLATILE:
+            return
+        if name in VOLATILE:
             if all(isinstance(value, Mapping) for value in values):  # meta_info
                 made[name] = self._columns(values, of_meta=True)
             elif name in (now := meta_of(self._prompts)):
                 made[name] = now[name]
-        elif len({fingerprint(value, volatile=()) for value in values}) == 1:
-            made[name] = own(values[0])
-        elif not of_meta:
+            return
+        what = "is one value for a whole batch, and the dumps have different ones"
+        if self._asked and all(map(_holds, bare, self._asked)) and not of_meta:
+            what = "has as many values as its dump has prompts, and not as many as rows"
+        elif len({fingerprint(unwrapped(value), volatile=()) for value in bare}) == 1:
+            made[name] = own(unwrapped(bare[0]))
+            return
+        if not of_meta:
             raise AssemblyError(
-                f"{name} is one value for a whole batch, and the dumps have different ones",
+                f"{name} {what}",
                 _WHERE,
-                f"leave it out: skip.drop_fields=[{name}]; or give a function of the rows: "
+                f"leave it out: skip.drop_fields=[{field}]; or give a function of the rows: "
                 f"annotate(totals={{{str(name)!r}: FUNCTION}})",
             )
 

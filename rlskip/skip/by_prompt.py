@@ -8,9 +8,9 @@ from typing import Any
 from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.skip.agreement import Mismatch
-from rlskip.skip.assembling import Assembly, some_rows
+from rlskip.skip.assembling import Assembly
 from rlskip.skip.call import Call
-from rlskip.skip.prompt_rows import row_count
+from rlskip.skip.prompt_rows import row_count, some_rows
 from rlskip.skip.run_dumps import PromptGroups
 from rlskip.skip.visit import Visit
 from rlskip.store.layout import Place
@@ -90,4 +90,7 @@ class PromptVisit(Visit):
             return parts[0]
         of_batch = call.prompts, call.digests, owners, call.stage.totals
         dumps = functools.partial(map, self._dumps.run.loaded, metas.keys(), metas.values())
-        return Assembly(parts, fields, picks, *of_batch, dumps).batch()
+        dumped = [self._dumps.run.groups_of(key) for key in metas]
+        is_whole = dumped == [[*found]] or 1 in map(len, dumped)
+        asked = [] if is_whole else [*map(len, dumped)]
+        return Assembly(parts, fields, picks, *of_batch, dumps, asked).batch()

@@ -20,12 +20,15 @@ from rlskip.batch.columns import (
     cells_of,
     column_length,
     columns_of,
+    is_data_proto,
     is_tensor,
     length_of,
+    select,
     values_at,
 )
 from rlskip.batch.meta import plain
 from rlskip.batch.row_fields import RowFields
+from rlskip.batch.tables import Whole
 from rlskip.format.fingerprint import VOLATILE
 
 _MAX_TEXTS = 64
@@ -217,3 +220,33 @@ def prompt_groups(prompts: Any, fields: RowFields) -> Sequence[Any] | None:
         if name in columns:
             return cells_of(columns[name])
     return None
+
+
+def some_rows(rollouts: Any, fields: RowFields, rows: Sequence[int]) -> Any:
+    """These rows of what a dump holds, all of it where its rows are not known: tensors are copied.
+
+    Values for the whole batch stay.
+    """
+    n = row_count(rollouts, fields)
+    if n is None:
+        return rollouts
+    if not is_data_proto(rollouts):
+        return _some({"": rollouts}, rows, n)[""]
+    some = select(rollouts, rows)
+    some.meta_info = _some(some.meta_info, rows, n)
+    return some
+
+
+def _some(columns: Mapping[Any, Any], rows: Sequence[int], n: int) -> dict[Any, Any]:
+    """These rows of a mapping's columns, and of the columns that its values hold.
+
+    A list of another length stays, and is marked: as many rows as it has values may be chosen.
+    """
+    found = dict(columns)
+    for name, column in columns.items():
+        if isinstance(column, dict):
+            found[name] = _some(column, rows, n)
+        elif column_length(column) not in (None, n):
+            found[name] = Whole(column)
+    long = {name: column for name, column in columns.items() if column_length(column) == n}
+    return {**found, **(select(long, rows) if long else {})}

@@ -15,7 +15,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 from rlskip.batch.columns import rows_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.batch.tables import DataProtoParts
-from rlskip.skip.assembling import Assembly, AssemblyError, some_rows
+from rlskip.skip.assembling import Assembly, AssemblyError
+from rlskip.skip.prompt_rows import some_rows
 
 
 def ragged(values: list[int]) -> torch.Tensor:

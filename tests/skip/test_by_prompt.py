@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -304,6 +305,37 @@ def test_values_for_a_whole_batch(init: Callable[..., Path]) -> None:
     (found,) = run(decorated(totals={"total": lambda rows: "".join(rows["name"])}), "bc")
     assert found == {"name": ["b", "c"], "total": "bc", "more": {"name": [7, 7]}}
     assert made == []
+
+
+@pytest.mark.parametrize("more", [list, np.array, torch.tensor, lambda v: {"within": v}])
+def test_a_value_a_prompt_is_never_another_ones(init: Callable[..., Path], more: Any) -> None:
+    """Nor is a list for the whole batch one of rows, if as many rows are picked."""
+
+    @SkipManager.annotate(role="rollout", rows={"n": 2})
+    def generate(prompts: list[str]) -> dict[str, Any]:
+        said = [prompt for prompt in prompts for _ in range(2)]
+        ids = [ord(prompt) for prompt in prompts]
+        return {"said": said, "stop": [4, 5, 6, 7], "of": more(ids), "in": {"said": said, "x": [8]}}
+
+    def asked(batch: str) -> Any:
+        (found,) = run(generate, [*batch], first=9)
+        assert found["said"] == found["in"]["said"] == [prompt for prompt in batch for _ in "12"]
+        assert (found["stop"], found["in"]["x"]) == ([4, 5, 6, 7], [8])
+        return found.get("of")
+
+    init()
+    run(generate, [*"abc"], [*"def"])
+    init(match="prompt", on_miss="error")
+    assert str(asked("abc")) == str(more([97, 98, 99])), "the whole dump"
+    for batch in ("d", "fe", "dfe"):
+        init(match="prompt", on_miss="error")
+        with pytest.raises(AssemblyError, match="of has as many values as its dump has prompts"):
+            asked(batch)
+        init(match="prompt", on_miss="error", drop_fields=["of"])
+        assert asked(batch) is None
+    init(match="prompt", on_miss="error")
+    with pytest.raises(AssemblyError, match="of has as many values as its dump has prompts"):
+        asked("ad")
 
 
 def test_dumps_that_name_no_prompts_serve_their_own_batch_only(
