@@ -117,7 +117,9 @@ class BatchHandle(Future[BatchReport]):
         # Where calls find its groups: those that any call takes, or those of one call. None: rows
         # and markers go to the dispatcher's queue.
         self.within: Partition | None = None
+        # Its prompts, until it ends: they know it, too, and what forms a circle is freed late.
         self.prompts: list[Prompt] = []
+        self.found: list[Group] = []  # of its prompts
         # Holds the mark that its journal grows, if it has one.
         self.appending: contextlib.ExitStack | None = None
         self.needs = Needs()  # of the stage that submits it
@@ -131,11 +133,10 @@ class BatchHandle(Future[BatchReport]):
         """Wait as :meth:`result` does, and take the groups: ``collect()`` has them no more."""
         self.result(timeout)
         self._groups.release(self)
-        groups = [prompt.group for prompt in self.prompts]
-        for group in groups:
+        for group in self.found:
             for session, rows in group.rows.items():
                 group.rows[session] = [dict(row) for row in rows]
-        return groups
+        return self.found
 
     def result(self, timeout: float | None = None) -> BatchReport:
         """Wait until every session has an outcome and, with a queue, its marker.
@@ -201,6 +202,7 @@ def read_batch(
         uid = str(plain(sample.get("uid", "")))
         if uid in ("", "None"):
             raise BatchError(f"prompt {i} has no uid", "uid", "add a field that names each prompt")
+        batch.found.append(Group(uid, step, n))
         batch.prompts.append(
             Prompt(
                 prompt=i,
@@ -209,7 +211,7 @@ def read_batch(
                 batch=batch,
                 uid=uid,
                 open=set(range(n)),
-                group=Group(uid, step, n),
+                group=batch.found[-1],
                 fields=sample,
                 sampling=usual if sampled else greedy,
                 sampled=sampled,

@@ -116,7 +116,7 @@ class Groups:
             if self.closed:
                 raise DispatcherClosedError("this dispatcher is closed")
             same = [b for b in self.batches if b.partition == batch.partition and not b.released]
-            held = {p.uid for other in same for p in other.prompts if p.group.running}
+            held = {group.uid for other in same for group in other.found if group.running}
             for prompt in batch.prompts:
                 if prompt.uid in held or self.ahead[batch.partition].find(prompt.uid):
                     raise BatchError(
@@ -127,8 +127,8 @@ class Groups:
                     )
             self.batches.add(batch)  # from here on, close() ends it
             if within is not None:
-                for prompt in batch.prompts:
-                    within.file(prompt.group)
+                for group in batch.found:
+                    within.file(group)
         try:
             if within is None:
                 self.host.within(timeouts.WRITE_S, self._sink.check, batch)
@@ -147,11 +147,10 @@ class Groups:
 
     def release(self, batch: BatchHandle) -> None:
         """Calls find the groups of a batch no more."""
-        groups = [prompt.group for prompt in batch.prompts]
         with self.changed:
             if (within := batch.within) is not None:
                 batch.released = True
-                within.remove(g.uid for g in groups if within.find(g.uid) is g)
+                within.remove(g.uid for g in batch.found if within.find(g.uid) is g)
 
     def cancel(self, batch: BatchHandle) -> None:
         """Stop a batch."""
@@ -313,6 +312,7 @@ class Groups:
         """Wake the callers that wait for a batch, with its report or with `error`."""
         with self.changed:
             self.batches.discard(batch)
+            batch.prompts = []
             if not batch.done():
                 if error is None:
                     batch.set_result(batch.report)

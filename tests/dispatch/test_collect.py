@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -120,6 +122,18 @@ def test_a_group_has_its_rows_by_session_and_why_each_other_one_failed(make, mak
         assert group.failed == {1: "data: ValueError: bad prompt"}
         found = {s: [row["responses"].tolist() for row in rows] for s, rows in group.rows.items()}
         assert found == {s: [[s], [s, s]] for s in (0, 2)}
+
+
+def test_rows_are_freed_with_the_last_who_has_them(make, make_prompts):
+    """Not later, by the garbage collector: those of a step can fill the memory."""
+    batch = make().submit(make_prompts(2), step=1)
+    freed = weakref.ref(batch.groups(20)[0])
+    gc.disable()
+    try:
+        del batch
+        assert eventually(lambda: freed() is None, 10)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("odd", [{"score": 1.0}, {"mask": torch.ones(2)}])
