@@ -137,7 +137,7 @@ class PromptGroup:
 
     def set(self, place: Place, key: str, tag: Tag | None) -> None:
         """Set the tag of a key; None removes it."""
-        step = self.step
+        step = None if place else self.step  # for few of a million keys
         if tag is None:
             self.entries.pop(place, None)
         else:
