@@ -190,12 +190,13 @@ class SkipManager:
         Prompts are compared when the stage is called; with ``skip.on_miss=error`` those without a
         dump end the run by name.
         """
-        if role not in cls.skip_instances:
+        if cls.settings is None or role not in cls.skip_instances:
             return False
         from rlskip.skip.preflight import unusable
 
         numbers = [_number(step, "SkipManager.will_replay") for step in steps]
-        return not unusable(cls.skip_instances[role], numbers)
+        called_with = cls.settings.facts.called_with.get(role, {})
+        return not unusable(cls.skip_instances[role], numbers, called_with)
 
     @classmethod
     def store(cls, role: str) -> Any:

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -48,9 +47,7 @@ def preflight(
     return found if engine else [*found, *_without_engine(roles, facts)]
 
 
-def unusable(
-    skip: Role, steps: Iterable[int], called_with: Mapping[str, Any] = MappingProxyType({})
-) -> dict[int, str]:
+def unusable(skip: Role, steps: Iterable[int], called_with: Mapping[str, Any]) -> dict[int, str]:
     """Those of `steps` that a role cannot replay, as far as that is known before the prompts are.
 
     A step can be replayed if it is listed and has a readable dump of every call, made under the

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from rlskip import SkipManager
+from rlskip.config.facts import HostFacts
+from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError, MismatchError, MissError
 from tests.skip.trainers import Stage
 
@@ -129,6 +131,17 @@ def test_a_loop_may_ask(dumps: Path) -> None:
     assert not SkipManager.will_replay("rollout_tq", [1])
     start(dumps.with_name("a") / "b")
     assert not dumps.with_name("a").exists(), "what can be made is not made"
+
+
+def test_what_the_host_knows_of_a_call_is_compared_before_it(tmp_path: Path) -> None:
+    annotate = SkipManager.annotate("rollout", identity={"temperature": 1.0})
+    for temperature in (1.0, 0.5):
+        known = HostFacts(called_with={"rollout": {"temperature": temperature}})
+        config = {"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}}
+        SkipManager.init(read_skip(config, known))
+        SkipManager.set_step(1)
+        annotate(lambda prompts: prompts)([1])
+        assert SkipManager.will_replay("rollout", [1]) is (temperature == 1.0)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
