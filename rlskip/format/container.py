@@ -104,6 +104,8 @@ class Reader:
         size = len(source) if isinstance(source, bytes) else os.fstat(source.fileno()).st_size
         if size < _HEAD.size + _TAIL.size:
             raise self._corrupt(f"{size} bytes are too few for a dump")
+        if size <= CHUNK:  # at once: a small one is mostly looks at its parts
+            self._source = self._read(0, size)
         magic, version, reserved = _HEAD.unpack(self._read(0, _HEAD.size))
         if magic != _MAGIC:
             raise self._corrupt("not a dump of rlskip (and no pickle is ever read)")
