@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
@@ -123,6 +123,7 @@ def _bare(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25)
 @given(rows=some_rows)
 def test_every_kind_has_the_same_rows(kind: str, rows: list[Row]) -> None:
     batch = KINDS[kind](rows)
@@ -139,6 +140,7 @@ def test_every_kind_has_the_same_rows(kind: str, rows: list[Row]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25)
 @given(data=st.data(), rows=some_rows)
 def test_selected_rows_are_a_batch_of_the_same_kind(
     kind: str, data: st.DataObject, rows: list[Row]

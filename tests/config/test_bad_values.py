@@ -80,6 +80,7 @@ FREE = {
 FLAT = [(at, key) for at, key in KEYS if at != "skip.attach.rollout" and f"{at}.{key}" not in FREE]
 
 
+@settings(max_examples=30)
 @given(
     bad=st.sampled_from([b"x", {"no": 1}, [[0]]]),
     chosen=st.sets(st.sampled_from(FLAT), min_size=2, max_size=6),

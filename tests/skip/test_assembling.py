@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack
 
@@ -93,6 +93,7 @@ def rows(batch: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_rows_of_any_batches_are_one_batch(kind: str, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
