@@ -203,7 +203,7 @@ def test_after_ctrl_c_a_line_says_what_is_kept(make_app: Callable[..., Any]) -> 
     task = "train(cfg)\nimport signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
     task += "\nsignal.raise_signal(signal.SIGINT)"
     app = make_app(task=task)
-    run = app.run(*ON, flags=("-X", "utf8"), fails=True)
+    run = app.run(*ON, fails=True)
     kept = f"{app.folder}/dumps/app_{app.folder.name}/GBSany_Nany_inany_outany"
     said = f"rlskip: interrupted; role rollout: the rollouts of 2 steps are kept in {kept}"
     assert run.said.count(said) == 1
