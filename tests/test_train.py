@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,13 +46,8 @@ def train(python: Any) -> Callable[..., list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def train_py() -> Any:
-    """The module."""
-    spec = importlib.util.spec_from_file_location("train", ROOT / "train.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """What the module has."""
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "train.py")))
 
 
 def learned(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:

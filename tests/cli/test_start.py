@@ -29,17 +29,24 @@ def test_importing_rlskip_brings_no_command_line() -> None:
     assert not modules & {"typer", "rich", "rlskip.cli"}
 
 
-NOTHING = ["--help", "show --help", "ls .", "ls . --steps", "prune . --keep-last 1"]
-# To read a dump, numpy is enough.
-READS = [
-    "verify -d .",
-    "show 2 -d RUN",
-    "compare RUN RUN",
-    "report RUN --html page.html",
-    "export 1 -d RUN --to jsonl",
-]
-# To compose a config Hydra is needed, and to make its roles, which run no stage, no torch.
-COMPOSES = ["--version", "doctor", "doctor python APP +skip=rollout_cache +record=stages skip.n=1"]
+# Each may load what the ones before it have loaded.
+COMMANDS = {
+    "": ["--help", "show --help", "ls .", "ls . --steps", "prune . --keep-last 1"],
+    # To read a dump, numpy is enough.
+    "numpy blosc2": [
+        "verify -d .",
+        "show 2 -d RUN",
+        "compare RUN RUN",
+        "report RUN --html page.html",
+        "export 1 -d RUN --to jsonl",
+    ],
+    # To compose a config Hydra is needed, and to make its roles, which run no stage, no torch.
+    "numpy blosc2 hydra omegaconf wrapt": [
+        "--version",
+        "doctor",
+        "doctor python APP +skip=rollout_cache +record=stages skip.n=1",
+    ],
+}
 APP = """
 import hydra
 from rlskip import SkipManager
@@ -57,22 +64,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    ("commands", "may_load"),
-    [(NOTHING, ""), (READS, "numpy blosc2"), (COMPOSES, "hydra omegaconf wrapt numpy blosc2")],
-)
 def test_a_command_loads_what_it_needs(
-    dumps: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    commands: list[str],
-    may_load: str,
+    dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (app := tmp_path / "app.py").write_text(APP)
     monkeypatch.chdir(dumps)
     run = "from rlskip.cli.main import main; assert not main({})"
     places = {"RUN": "grpo_tiny/GBS4_N2_in6_out8", "APP": str(app)}
-    words = [[places.get(word, word) for word in command.split()] for command in commands]
-    for command, modules in zip(commands, loaded(*map(run.format, words)), strict=True):
+    typed = [(line, may.split()) for may, lines in COMMANDS.items() for line in lines]
+    words = [[places.get(word, word) for word in line.split()] for line, _ in typed]
+    for (line, may), modules in zip(typed, loaded(*map(run.format, words)), strict=True):
         assert "rlskip.cli.main" in modules
-        assert modules & HEAVY <= set(may_load.split()), command
+        assert modules & HEAVY <= {*may}, line

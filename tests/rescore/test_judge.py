@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib.util
 import inspect
 import math
 import os
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,22 +163,13 @@ def test_an_error_is_the_callers_and_is_not_kept(cached: Any) -> None:
     assert HOLDING["asked"] == ["a", "a"]
 
 
-def load(file: Path, name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_only_another_version_is_asked_again(cached: Any, tmp_path: Path) -> None:
     file = tmp_path / "rubric.py"
 
     def score(name: str, rubric: int, version: str) -> float:
         file.write_text(f"def judge(solution_str):\n    return {rubric} * len(solution_str)\n")
-        found: float = cached(load(file, name).judge, version=version)(solution_str="ab")
-        return found
+        judge = runpy.run_path(str(file), run_name=name)["judge"]
+        return float(cached(judge, version=version)(solution_str="ab"))
 
     # A trainer that loads the file by its path names the module as it likes.
     assert [score("a", 1, "x"), score("b", 1, "x"), score("c", 30, "x")] == [2, 2, 2]

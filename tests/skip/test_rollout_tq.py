@@ -20,6 +20,7 @@ from rlskip.jobs.records import tally
 from rlskip.keys import ROLLOUT_ROOT_KEYS
 from rlskip.queue import KVBatchMeta, MemoryQueue, to_rows
 from rlskip.store.layout import part_name
+from tests.faulty_files import flip
 from tests.skip.trainers import Trainer, prompts, role_of, visit
 
 
@@ -178,26 +179,16 @@ def test_unlisted_steps_and_validation_leave_no_trace(init: Callable[..., Path])
     assert not list(dumps.rglob("gen_batch.dp"))
 
 
-def test_a_corrupt_part_is_a_miss(
-    dumped: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = dumped(prompts(*"ab"))
-    (dump,) = tmp_path.rglob("gen_batch.dp")
-    data = bytearray(dump.read_bytes())
-    data[len(data) // 2] ^= 1
-    dump.write_bytes(data)
-    rows = trainer.step(3, prompts(*"ba"))
-    assert trainer.submitted == ["b", "a"]
-    assert "counts as a miss" in caplog.text
-    assert trainer.step(3, prompts(*"ab")) == rows
-    assert trainer.submitted == ["b", "a"]
-
-
-@pytest.mark.parametrize("fault", ["damaged", "gone", "unreadable"])
+@pytest.mark.parametrize(
+    ("fault", "lost"), [("damaged", 1), ("gone", 1), ("unreadable", 1), ("altered", 3)]
+)
 def test_a_part_that_cannot_be_used_costs_its_own_groups(
-    fault: str, init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    fault: str, lost: int, init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of later parts are replayed, and the batch is not refused for what a fault took."""
+    """Those of later parts are replayed, and the batch is not refused for what a fault took.
+
+    That rows are altered is found as they are loaded: the batch is generated.
+    """
 
     def unreadable(folder: Folder, name: str, *args: Any) -> bytes:
         if folder.path == part:
@@ -217,10 +208,12 @@ def test_a_part_that_cannot_be_used_costs_its_own_groups(
         shutil.rmtree(part)
     elif fault == "damaged":
         (part / "meta.json").write_bytes(b"{")
+    elif fault == "altered":
+        flip(part / "gen_batch.dp", 200)
     with monkeypatch.context() as faults:
         if fault == "unreadable":
             faults.setattr(Folder, "read", unreadable)
-        assert submitted() == 1
+        assert submitted() == lost
     assert submitted() == 0
 
 
