@@ -153,14 +153,17 @@ def sync_directory(path: Path) -> None:
         os.fsync(folder.handle)
 
 
+def existing(path: Path) -> Path:
+    """The path, or the nearest directory above it that exists."""
+    return next(one for one in (path, *path.parents) if os.path.lexists(one))
+
+
 def cannot_write(directory: Path) -> str | None:
     """Why `directory`, or the part of it that exists, cannot be written; None if it can."""
     if len(os.fsencode(directory)) > _MAX_PATH:
         return os.strerror(errno.ENAMETOOLONG)
-    while not os.path.lexists(directory) and directory != directory.parent:
-        directory = directory.parent
     try:
-        with tempfile.TemporaryFile(dir=directory, prefix=".rlskip-"):
+        with tempfile.TemporaryFile(dir=existing(directory), prefix=".rlskip-"):
             return None
     except OSError as error:
         return error.strerror or str(error)

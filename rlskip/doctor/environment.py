@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from rlskip import _version
-from rlskip._files import cannot_write
+from rlskip._files import cannot_write, existing
 from rlskip._human import size
 from rlskip._wrap import version_of
 from rlskip.doctor import ERROR, OK, WARNING, Finding
@@ -96,9 +95,7 @@ def _seams() -> Iterator[Finding]:
 
 def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
     """Whether dumps can be written there, and how much space is free."""
-    there = dump_dir
-    while not os.path.lexists(there) and there != there.parent:
-        there = there.parent
+    there = existing(dump_dir)
     name = str(dump_dir) if there == dump_dir else f"{dump_dir} (to be made in {there})"
     if (problem := cannot_write(dump_dir)) is not None:
         remedy = "name another: skip.dump_dir=DIRECTORY"
