@@ -101,14 +101,13 @@ def choose(
         paths = {str(step): [p.directory for p in places.get(step, ())] for step in has_dump}
         steps = sorted(_measured(run, paths), key=lambda one: one.written)
         journals = list(_measured(run, {path.name: [path] for path in run.journals()}))
-        bad = list(_measured(run, {path.name: [path] for path in run.quarantine() if quarantined}))
-        for one in bad:
-            one.why = "quarantined"
+        bad = {path.name: [path] for path in run.quarantine() if quarantined}
         for one in steps[: max(0, len(steps) - keep_last)] if keep_last is not None else ():
             one.why = f"not among the last {keep_last}"
         for one in (*steps, *journals):
             one.why = "too old" if one.written < limit else one.why
-        chosen += [one for one in (*steps, *journals, *bad) if one.why]
+        chosen += [one for one in (*steps, *journals) if one.why]
+        chosen += _measured(run, bad, "quarantined")
     return sorted(chosen, key=lambda one: (one.run, one.written))
 
 
@@ -130,7 +129,7 @@ def remove(old: Old, *, really: bool) -> None:
         old.kept = f"it cannot be removed: {error.strerror or error}"
 
 
-def _measured(run: Run, named: Mapping[str, Sequence[Path]]) -> Iterator[Old]:
+def _measured(run: Run, named: Mapping[str, Sequence[Path]], why: str = "") -> Iterator[Old]:
     """What there is at some paths, by name; nothing of what was removed meanwhile."""
     for name, paths in named.items():
         found = []
@@ -143,4 +142,4 @@ def _measured(run: Run, named: Mapping[str, Sequence[Path]]) -> Iterator[Old]:
         if found:
             when = max(one.st_mtime for one in files or found)
             nbytes = sum(one.st_size for one in files)
-            yield Old(run.name, str(run.directory), name, paths, nbytes, when)
+            yield Old(run.name, str(run.directory), name, paths, nbytes, when, why)
