@@ -125,6 +125,7 @@ class PromptGroup:
     sampled: bool = False
     varies: bool | None = None  # whether a filter lets it pass; None: not judged yet
     told: bool = False  # `on_evict` has been called with it
+    _tallied: Any = attrs.field(default=None, init=False)  # of the present tags
 
     def tag(self, *place: int) -> Tag:
         """The tag at a place; empty without one."""
@@ -138,6 +139,7 @@ class PromptGroup:
     def set(self, place: Place, key: str, tag: Tag | None) -> None:
         """Set the tag of a key; None removes it."""
         step = None if place else self.step  # for few of a million keys
+        self._tallied = None
         if tag is None:
             self.entries.pop(place, None)
         else:
@@ -183,6 +185,8 @@ class PromptGroup:
 
     def _tally(self) -> tuple[dict[int, list[Place]], dict[int, str]]:
         """By session id: the rows of each session that succeeded, and why each other failed."""
+        if self._tallied is not None:  # a call that samples asks three times
+            return self._tallied  # type: ignore[no-any-return]
         sessions: dict[int, list[Place]] = {}
         for place in sorted(filter(None, self.entries)):
             sessions.setdefault(place[0], []).extend([place] if len(place) == 2 else [])
@@ -200,6 +204,7 @@ class PromptGroup:
                 failed[session_id] = f"found {len(rows)} of its {announced} rows"
             elif statuses == {keys.SUCCESS} and (ended == keys.SUCCESS or keys.N not in self.tag()):
                 succeeded[session_id] = rows
+        self._tallied = succeeded, failed
         return succeeded, failed
 
 
