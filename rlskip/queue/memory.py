@@ -14,6 +14,7 @@ from rlskip.queue.protocol import (
     Fields,
     MissingKeysError,
     OwnRow,
+    Row,
     Tag,
     Tags,
     TrajectoryQueue,
@@ -63,7 +64,7 @@ class MemoryQueue(TrajectoryQueue, Watch):
                 new = copies[id(tag)]
                 held[key] = {**held[key], **new} if key in held else new
                 if row:
-                    kept[key] = kept[key] | row if key in kept else row
+                    kept[key] = OwnRow({**kept[key], **row}) if key in kept else row
             self._changed.notify_all()
 
     def get(
@@ -78,8 +79,7 @@ class MemoryQueue(TrajectoryQueue, Watch):
             held, kept = self._tags.get(partition, {}), self._rows.get(partition, {})
             if missing := [key for key in keys if key not in held]:
                 raise MissingKeysError.of_keys(missing, partition)
-            none = OwnRow()
-            rows = {key: kept.get(key, none) for key in keys}
+            rows: dict[str, Row] = {key: kept.get(key, {}) for key in keys}
         return one_batch(rows, partition, fill_missing, fields=fields, keys=keys)
 
     def list(self, partition: str) -> dict[str, dict[str, Any]]:

@@ -204,11 +204,6 @@ class OwnRow(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self.kept)
 
-    def __or__(self, more: OwnRow) -> OwnRow:
-        row = OwnRow()
-        row.kept = self.kept | more.kept
-        return row
-
 
 def _kept(value: Any) -> Any:
     if type(value) is torch.Tensor:

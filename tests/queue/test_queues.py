@@ -61,7 +61,7 @@ def test_a_row_keeps_a_value_as_it_is_and_shares_nothing_with_it(value):
     queue = MemoryQueue()
     queue.put(["a"], "train", [pickle.loads(pickle.dumps(row))])
     (back,) = to_rows(queue.get(["a"], "train"))
-    assert text == repr(row["x"]) == repr((row | OwnRow({"y": 1}))["x"]) == repr(back["x"])
+    assert text == repr(row["x"]) == repr(OwnRow({**row, "y": 1})["x"]) == repr(back["x"])
 
 
 def test_the_garbage_collector_does_not_look_through_short_tensors_of_rows():
