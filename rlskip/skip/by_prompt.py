@@ -13,16 +13,11 @@ from rlskip.skip.call import Call
 from rlskip.skip.prompt_rows import row_count, some_rows
 from rlskip.skip.run_dumps import PromptGroups
 from rlskip.skip.visit import Visit
-from rlskip.store.layout import Place
 
 
 class PromptVisit(Visit):
-    def look_up(self, call: Call) -> Place | PromptGroups | None:
-        """The dump of this very call, else a group for each of its prompts."""
-        if call.identity.prompts is None:
-            return None
-        if (own := self._in_step(call)) is not None:
-            return own
+    def _elsewhere(self, call: Call) -> PromptGroups | None:
+        """A group of the run for each of the call's prompts."""
         digests, present = call.digests, call.identity.for_prompts(None)
         chosen = self._dumps.run.choose(digests, call.step, present)
         found = PromptGroups(group for group in chosen if group is not None)

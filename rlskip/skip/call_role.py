@@ -19,7 +19,7 @@ from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.role import Role, present
 from rlskip.skip.stage_runner import log_unusable, not_dumped
-from rlskip.skip.visit import Visit, next_name
+from rlskip.skip.visit import Visit
 from rlskip.store import (
     AbsentDumpError,
     DumpError,
@@ -124,7 +124,7 @@ class CallRole(Role):
         self.dumps.identities.ran(call)
         about = {
             # From now on what has this name serves no other call.
-            "call": call.visit.write(call, call.name if call.place else "", call.replaces),
+            "call": call.visit.write(call),
             "identity": call.identity,
             "info": {**self.dumps.info(call, result), **shard, "place": call.place},
             "sidecar": capture_rng(),
@@ -237,8 +237,7 @@ class CallRole(Role):
                 call.visit.free(key)
                 if call.writes == key:
                     self.dumps.ledger.written.discard(key)
-                name = call.visit.write(call, next_name(call.name, key.call))
-                dump, over = dump.named(name), None
+                dump, over = dump.named(call.visit.write(call, key.call)), None
             elif is_own or self.ranks is None:
                 break
             else:

@@ -35,9 +35,8 @@ class Visit:
     """
 
     def __init__(self, dumps: Dumps, step: int) -> None:
-        self._dumps, self._store, self.step = dumps, dumps.store, step
-        self._config = dumps.local_config
-        self.lock = threading.RLock()
+        self._dumps, self._store, self._config = dumps, dumps.store, dumps.local_config
+        self.step, self.lock = step, threading.RLock()
         # Heaps of the numbers that were given back, and the next: of each digest, and the places.
         self._free: dict[str, list[int]] = {}
         # The dumps that serve a call of the visit, with their checksums; empty: a call writes it.
@@ -117,17 +116,21 @@ class Visit:
             if key not in self.taken or name == call.name or (number == "0" and not name):
                 yield key
 
-    def write(self, call: Call, name: str, replaces: str | None = None) -> str:
+    def write(self, call: Call, tried: str | None = None) -> str:
         """The name of the dump that the call writes: from now on it serves no other call.
 
-        It is that of the dump that it `replaces`, else the first that is free from `name` on.
+        It is that of the dump that the call replaces, else its own, or the next one that is free:
+        first after the one that was `tried`, which is another call's.
         """
+        name, replaces = call.name if call.place else "", call.replaces
+        if tried is not None:
+            name, replaces = _next(call.name, tried), None
         with self.lock:
             while replaces is None and (
                 self._store.place(self.step, name) in self.taken
                 or (name in self.listed and self._store.read_meta(self.step, name))
             ):
-                name = next_name(call.name, name)
+                name = _next(call.name, name)
             key = self._store.place(self.step, name if replaces is None else replaces)
             self.taken[key] = ""
         is_told = self._config.match != "step" and not call.by_hand  # a visit is enough
@@ -145,12 +148,12 @@ class Visit:
 
     def look_up(self, call: Call) -> Any:
         """What was made for this very call, and serves no other one."""
-        if self._config.action == SkipAction.REPEAT:
+        if self._config.action == SkipAction.REPEAT and not self._dumps.by_prompt:
             return self._repeated(call)
         if call.identity.prompts is None:
             return None
         own = self._in_step(call)
-        return self._elsewhere(call) if own is None and self._config.match == "run" else own
+        return self._elsewhere(call) if own is None and self._config.match != "step" else own
 
     def _in_step(self, call: Call) -> Place | None:
         """The dump of the step itself that was made for such a call.
@@ -189,7 +192,7 @@ class Visit:
         keys = (self._store.place(self.step, call) for call in self._listed_of.get(digest, ()))
         return {*filter(None, map(self.taken.get, keys))}
 
-    def _elsewhere(self, call: Call) -> Place | None:
+    def _elsewhere(self, call: Call) -> Any:
         """The nearest dump of another step that was made for such a call."""
         for key in self._dumps.run.find(call.identity.prompts, call.step):
             if self.has_served(key, call) or key in self.taken:
@@ -341,7 +344,7 @@ class Visit:
         return min(differing, key=lambda one: (len(one[2]), one[0].order), default=None)
 
 
-def next_name(own: str, tried: str) -> str:
+def _next(own: str, tried: str) -> str:
     """The name to try after one that was taken: the call's own, then the next number."""
     digest, (of, _, number) = own.rpartition("-")[0], tried.rpartition("-")
     return f"{digest}-{int(number) + 1}" if of == digest else own
