@@ -15,7 +15,7 @@ import pytest
 from rlskip import SkipManager
 from rlskip._wrap import AttachError
 from rlskip.config.settings import read_skip
-from rlskip.errors import ConfigError, MismatchError
+from rlskip.errors import ConfigError, MismatchError, NotInstalledError
 from rlskip.jobs.records import job_id, tally
 from rlskip.skip.call import StepNotSetError
 
@@ -287,6 +287,10 @@ def test_init_again_attaches_again(loop: Any, tmp_path: Any, caplog: Any) -> Non
     given = config(tmp_path, {"target": f"{loop.__name__}:generate", "step": "batch.nope"})
     SkipManager.init(given)  # another source of the step in the next job of the process
     with pytest.raises(AttachError, match="batch has no 'nope'"):
+        loop.generate(1, {"ids": [1]})
+    with pytest.raises(ConfigError):
+        SkipManager.init(config(tmp_path, {**given["skip"]["attach"]["rollout"], "step": "a:b"}))
+    with pytest.raises(NotInstalledError):  # as a decorated function does
         loop.generate(1, {"ids": [1]})
     SkipManager.reset()
     assert loop.generate(1, {"ids": [1]}) == [2]
