@@ -158,9 +158,9 @@ class Arguments:
         for owner, now in self._owned.values():
             self.attributes |= first.of(owner, now)
         known = {*self.attributes, *self._given}
-        # Of a copy: calls side by side add to them.
-        self.changing = sorted(name for name in [*first.changing] if is_below(name, known))
-        for names in self.code.names:
+        if changing := [*first.changing]:  # a copy: calls side by side add to them
+            self.changing = sorted(name for name in changing if is_below(name, known))
+        for names in self.code.names if self.attributes else ():
             # Not in every job they are imported before the stage is first called.
             self.usual |= {place for place in self.attributes if is_below(place, names.modules)}
         for name, now in self.reads.items():
@@ -276,7 +276,8 @@ def read_arguments(call: Call, ignored: Collection[str], first: FirstValues) -> 
     if not isinstance(func, types.FunctionType):
         found.at("self", getattr(func, "__self__", func), is_root=True)
     for number, one in enumerate(code.functions):
-        found.at("" if number < code.own else one.__name__, one)
+        if number >= code.own or one.__closure__ or one.__dict__:  # most hold nothing
+            found.at("" if number < code.own else one.__name__, one)
         is_near = one.__module__ == code.functions[0].__module__
         found.at_globals(one, code.names[number], "" if is_near else one.__module__)
     if not code.is_whole and "code" not in found.ignored:
