@@ -25,8 +25,18 @@ _BLOCK = 1 << 12
 
 
 def fresh(nbytes: int) -> np.ndarray:
-    """Memory of no pool."""
-    return np.empty(nbytes, np.uint8)
+    """Memory of no pool; if it is large, it begins with a huge page (2 MiB)."""
+    if nbytes <= _JOB:
+        return np.empty(nbytes, np.uint8)
+    return _within(np.empty(nbytes + _JOB, np.uint8), nbytes)
+
+
+def _within(room: np.ndarray, nbytes: int) -> np.ndarray:
+    """So many bytes of a room, which has `_JOB` more, from the start of a huge page on."""
+    # Each job's part is in such a page of its own: one that two parts share is touched by both
+    # threads, or is split into small ones. Not a view of the room, to which every view of the view
+    # would refer.
+    return np.frombuffer(room.data, np.uint8, nbytes, -room.ctypes.data % _JOB)
 
 
 class BufferPool:
@@ -44,11 +54,7 @@ class BufferPool:
     def take(self, nbytes: int) -> np.ndarray:
         """An array of `nbytes` uninitialised bytes that begins with a huge page."""
         room = self._find(nbytes + _JOB)
-        # Each job's part is in a huge page (2 MiB) of its own: a page that two parts share is
-        # touched by both threads, or is split into small ones.
-        start = -room.ctypes.data % _JOB
-        # Not a view of the room, to which every view of the view would refer.
-        lent = np.frombuffer(room.data, np.uint8, nbytes, start)
+        lent = _within(room, nbytes)
         weakref.finalize(lent, self._release, room).atexit = False
         return lent
 
@@ -61,7 +67,7 @@ class BufferPool:
             if nbytes <= len(room) <= nbytes + nbytes // 8:
                 return room
             self._free.append(room)
-        return fresh(nbytes)
+        return np.empty(nbytes, np.uint8)
 
     def _release(self, room: np.ndarray) -> None:
         self._free.append(room)

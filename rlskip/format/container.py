@@ -54,7 +54,6 @@ _BATCH = 16  # chunks packed before they are written
 def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str:
     """Write a dump's file and return its checksum; `index` is any JSON without ``arrays``."""
     file.write(_HEAD.pack(_MAGIC, VERSION, 0))
-    size = _HEAD.size + _TAIL.size
     listing = []
     for array in arrays:
         stored_as = chunks.narrowest(array)
@@ -64,13 +63,13 @@ def write(file: BinaryIO, index: dict[str, Any], arrays: Sequence[Array]) -> str
             for run in share(pack, array.parts[start : start + _BATCH]):
                 runs.append((len(run), xxhash.xxh3_128_hexdigest(run)))
                 file.write(run)
-                size += len(run)
         listing.append((array.nbytes, array.spec, stored_as, runs))
     nbytes = sum(array.nbytes for array in arrays)
     plain = json.dumps({**index, "arrays": listing}, separators=(",", ":")).encode()
     stored = chunks.pack(np.frombuffer(plain, np.uint8), "x1")
     if nbytes + len(plain) > FLOOR:
-        stored = stored.ljust(-(-(nbytes + len(plain)) // MAX_RATIO) - size, b"\0")
+        least = -(-(nbytes + len(plain)) // MAX_RATIO)
+        stored = stored.ljust(least - file.tell() - _TAIL.size, b"\0")
     digest = xxhash.xxh3_128_digest(stored)
     file.write(stored)
     file.write(_TAIL.pack(len(stored), len(plain), digest, _END))
@@ -85,7 +84,7 @@ class _Entry(NamedTuple):
 
 
 class Reader:
-    """A dump's file, opened: the index verified, the arrays read one by one.
+    """A dump's file, opened: the index verified, the arrays read when they are asked for.
 
     `source` is its bytes, or a real file, open until the arrays are read; `checksum` the one in
     ``meta.json``. The values may take `max_bytes` of memory, by default half of what there is.
@@ -126,6 +125,7 @@ class Reader:
         #: Arrays whose integers come as narrow as they are stored (:meth:`array`).
         self.narrow: Collection[int] = ()
         self._verified: set[int] = set()
+        self._fetched: dict[int, np.ndarray] = {}
         self._entries = self._parse_entries(start)
         if plain + sum(entry.nbytes for entry in self._entries) > most:
             raise self._corrupt("it expands to more than a file of its size may")
@@ -153,21 +153,27 @@ class Reader:
         Narrow integers have their own dtype, whose ``metadata["of"]`` is the array's spec.
         """
         self.nbytes(number)  # is it one?
-        nbytes, whole, stored_as, listed = self._entries[number]
-        spec = stored_as if number in self.narrow else whole
-        times = int(whole[1]) // int(spec[1])
-        self.charge(nbytes // times)
-        out, step = fresh(nbytes // times), CHUNK // times
+        if number not in self._fetched:
+            self.fetch([number])
+        return self._fetched.pop(number)
 
-        def restore(i: int) -> None:
-            part = out[i * step : (i + 1) * step]
-            self._expand(self._chunk(*listed[i]), stored_as, part, spec)
-
-        share(restore, range(len(listed)))
-        self._verified.add(number)
-        if times == 1:
-            return out
-        return out.view(np.dtype(spec, metadata={"of": whole}))  # type: ignore[call-overload]
+    def fetch(self, numbers: Collection[int]) -> None:
+        """Read these before they are asked for, and all together: two threads share the chunks."""
+        found, jobs = dict[int, np.ndarray](), []
+        for number in numbers:
+            nbytes, whole, stored_as, listed = self._entries[number]
+            spec = stored_as if number in self.narrow else whole
+            times = int(whole[1]) // int(spec[1])
+            self.charge(nbytes // times)
+            out, step = fresh(nbytes // times), CHUNK // times
+            for i, chunk in enumerate(listed):
+                jobs.append((chunk, stored_as, out[i * step : (i + 1) * step], spec))
+            if times > 1:
+                out = out.view(np.dtype(spec, metadata={"of": whole}))  # type: ignore[call-overload]
+            found[number] = out
+        share(lambda job: self._expand(self._chunk(*job[0]), *job[1:]), jobs)
+        self._fetched |= found
+        self._verified |= found.keys()
 
     def verify(self) -> None:
         """Compare the arrays not yet read with their checksums."""

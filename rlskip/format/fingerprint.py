@@ -57,13 +57,13 @@ class Marked(str):
     """
 
 
-def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
+def fingerprint(prompts: Any, volatile: Iterable[str] | None = VOLATILE) -> str:
     """Content hash of prompts of any kind that dumps can store, 32 hexadecimal digits.
 
     Two values have one fingerprint if their values, dtypes and shapes are equal. These do not
     count: the order of a mapping's keys, devices, strides, byte order, the width of text in arrays,
     what an image notes besides its pixels, and the `volatile` fields of the outermost mapping, or
-    of its rows if the outermost is a sequence of mappings.
+    of its rows if the outermost is a sequence of mappings (None: the value is without them).
 
     A tensor is equal to a numpy array; a scalar of Python to one of numpy and to a 0-d tensor of
     that value, whatever its width; lists, tuples and 1-D object arrays to each other; a jagged
@@ -73,12 +73,8 @@ def fingerprint(prompts: Any, volatile: Iterable[str] = VOLATILE) -> str:
 
     Raises UnsupportedTypeError for a part that cannot be compared, and names its place.
     """
-    return hash_of(plain_json(prompts, "prompts", volatile=frozenset(volatile)))
-
-
-def hash_of(plain: Any) -> str:
-    """The fingerprint of what :func:`plain_json` returned."""
-    return _digest(_encoded(plain).encode())
+    left_out = None if volatile is None else frozenset(volatile)
+    return _digest(_encoded(plain_json(prompts, "prompts", volatile=left_out)).encode())
 
 
 def without_volatile(volatile: frozenset[str], prompts: Any) -> Any:

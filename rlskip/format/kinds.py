@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlskip.format import batches, plain
+from rlskip.format.chunks import CHUNK
 from rlskip.format.codec import USER, Into, Kind, Node, Unpacker, add_kind
 from rlskip.format.codec import Packer as Packer
 from rlskip.format.dump_errors import DumpError, UnknownTypeError, UnreadableDumpError
@@ -58,6 +59,10 @@ def rebuild(
             if missing := sorted({*fields} - choosable(node).keys()):
                 raise DumpError(f"it has no field {', '.join(map(repr, missing))}", where)
             node = _chosen(node, fields)
+        # What is large comes together, but for what a GPU is to hold, which needs no room here.
+        parts = choosable(node).values()
+        found = {n for part in parts if (n := array_of(part)) is not None and part[-1] is None}
+        source.fetch({number for number in found if source.nbytes(number) > CHUNK})
         return Unpacker(source, into).node(node)
     except UnknownTypeError as error:
         raise UnknownTypeError(error.what, error.where or where, error.remedy) from error

@@ -18,7 +18,7 @@ from rlskip.batch.columns import (
     length_of,
     unwrapped,
 )
-from rlskip.format.fingerprint import NOTES, VOLATILE, hash_of, plain_json, without_volatile
+from rlskip.format.fingerprint import NOTES, VOLATILE, fingerprint, without_volatile
 
 DIGITS = 16
 
@@ -37,7 +37,7 @@ def digests_of(
     part of each prompt, unless its name is `neutral`. Raises as `fingerprint` does.
     """
     if prompts is None:  # of a stage that takes none
-        return [hash_of(None)[:DIGITS]]
+        return [fingerprint(None)[:DIGITS]]
     left_out = VOLATILE.union(without)
     columns = columns_of(prompts)
     if n := length_of(prompts) if columns else 0:
@@ -64,7 +64,7 @@ def _digest_of(row: Any, left_out: Collection[str]) -> str | None:
             if isinstance(notes, dict) and not notes:
                 del row[NOTES]
     is_bare = row is None or (isinstance(row, dict) and not row)
-    return None if is_bare else hash_of(plain_json(row, "prompts"))[:DIGITS]
+    return None if is_bare else fingerprint(row, None)[:DIGITS]
 
 
 def _rows_of(columns: Mapping[Any, Any], n: int, neutral: Collection[str]) -> list[dict[Any, Any]]:
@@ -77,7 +77,7 @@ def _rows_of(columns: Mapping[Any, Any], n: int, neutral: Collection[str]) -> li
             if name in neutral or column is None or column_length(column) == 0:
                 continue
             # Hashed once, not for each row.
-            cells = [hash_of(plain_json({name: unwrapped(column)}, "prompts"))] * n
+            cells = [fingerprint({name: unwrapped(column)}, None)] * n
         elif isinstance(column, np.ndarray) and column.ndim > 1:
             shape = (n, column.shape[-1])
             fitting = (mask for mask in masks if getattr(mask, "shape", None) == shape)
