@@ -107,9 +107,10 @@ def test_what_names_a_run(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     paths = os.pathsep.join([str(Path(rlskip.__file__).parents[1]), str(tmp_path / "say")])
+    env = {**os.environ, "PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=tmp_path / cwd, env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True, text=True, check=False,
+        [sys.executable, *arguments], cwd=tmp_path / cwd, env=env, capture_output=True, text=True,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (line, *_) = re.findall(r'^"\[.*"$', done.stdout, re.MULTILINE)
