@@ -78,19 +78,6 @@ def test_no_name_leads_out_of_the_directory(tmp_path: Path) -> None:
                 folder.read(name, 10)
 
 
-def test_each_mode_does_as_the_built_in_open(tmp_path: Path) -> None:
-    with open_folder(tmp_path) as folder:
-        for mode, expected in [("x", b"x"), ("a", b"xa"), ("w", b"w")]:
-            with folder.open("name", mode) as file:
-                file.write(mode.encode())
-            assert folder.read("name", 10) == expected
-        assert folder.names() == ["name"]
-        with pytest.raises(FileExistsError):
-            folder.open("name", "x")
-        with pytest.raises(FileNotFoundError):
-            folder.open("other")
-
-
 def test_the_root_itself_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "root").symlink_to("disk")

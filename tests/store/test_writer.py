@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlskip._copies import BufferPool
 from rlskip.store import DumpMeta, StepStore, UnsupportedTypeError, WriterTimeoutError
@@ -128,9 +125,10 @@ def test_what_cannot_be_kept_or_copied_takes_no_room(
 
 
 def test_many_threads_may_save(store: StepStore) -> None:
-    writer = Writer(store, max_bytes=1 << 16)
+    """Into memory that is used again, and by one of them at a time."""
+    writer = Writer(store, max_bytes=1 << 24)
     with ThreadPoolExecutor(20) as threads:
-        list(threads.map(lambda step: writer.save(step, torch.full((3000,), step)), range(20)))
+        list(threads.map(lambda step: writer.save(step, torch.full((1 << 19,), step)), range(20)))
     writer.flush()
     assert store.steps() == list(range(20))
     assert all((store.load(step) == step).all() for step in range(20))
@@ -155,42 +153,3 @@ def test_a_forked_child_starts_empty(store: StepStore, gate: threading.Event) ->
     gate.set()
     writer.flush()
     assert store.steps() == [1, 2]
-
-
-PAGE = 1 << 21  # a huge page
-SIZE = PAGE // 4
-
-
-def test_only_released_memory_is_reused_and_only_so_much_of_it_is_kept() -> None:
-    buffers = BufferPool(kept=3 * (SIZE + PAGE))
-    first = buffers.take(SIZE)
-    where = first.ctypes.data
-    assert (where % PAGE, first.nbytes) == (0, SIZE)
-    del first
-    assert buffers.take(PAGE // 100).ctypes.data != where  # too little for so much
-    assert buffers.take(SIZE - SIZE // 16).ctypes.data == where
-    buffers.clear()
-    tracemalloc.start()
-    try:
-        arrays = [buffers.take(SIZE) for _ in range(10)]
-        del arrays
-        assert tracemalloc.get_traced_memory()[0] // (SIZE + PAGE) == 3
-        buffers.clear()
-        assert tracemalloc.get_traced_memory()[0] < SIZE
-    finally:
-        tracemalloc.stop()
-
-
-@settings(max_examples=50)
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=60))
-def test_no_two_living_arrays_share_memory(moves: list[tuple[bool, int]]) -> None:
-    buffers, living = BufferPool(1 << 28), list[tuple[int, np.ndarray]]()
-    for number, (drop, which) in enumerate(moves):
-        if drop and living:
-            living.pop(which % len(living))
-        else:
-            array = buffers.take(SIZE * (1 + which))
-            array[::4096] = number
-            living.append((number, array))
-    for number, array in living:
-        assert (array[::4096] == number).all()
