@@ -137,10 +137,7 @@ def planted(at: tuple[int, int], value: float) -> Callable[[torch.Tensor], torch
 def test_the_first_difference_is_named_with_row_token_and_values(
     job_of: Callable[..., Side],
 ) -> None:
-    a, b = (
-        job_of("a", train),
-        job_of("b", lambda step: train(step, planted((5, 3), math.nan))),
-    )
+    a, b = (job_of("a", train), job_of("b", lambda step: train(step, planted((5, 3), math.nan))))
     found = compared(a, b)
     first, at = first_of(found)
     assert (first.step, first.stage, first.off, first.largest) == (2, "log_probs", 1, math.inf)
@@ -226,9 +223,7 @@ def test_values_of_the_whole_step_need_one_form(
     assert not found.is_equal
 
 
-def test_what_differs_first_within_a_step_is_the_first_record(
-    job_of: Callable[..., Side],
-) -> None:
+def test_what_differs_first_within_a_step_is_the_first_record(job_of: Callable[..., Side]) -> None:
     """Mini-batches alternate: the second log-probs come before the second loss."""
 
     def epochs(change: float) -> Callable[[int], None]:
@@ -247,10 +242,7 @@ def test_what_differs_first_within_a_step_is_the_first_record(
 
 
 def test_in_a_test_the_failure_is_the_table(job_of: Callable[..., Side]) -> None:
-    a, b = (
-        job_of("a", train),
-        job_of("b", lambda step: train(step, lambda values: values + 1)),
-    )
+    a, b = (job_of("a", train), job_of("b", lambda step: train(step, lambda values: values + 1)))
     assert_same_training(a.directory, a.directory)
     assert_same_training(a.directory, b.directory, atol=1.1)
     with pytest.raises(AssertionError) as caught:

@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rlskip import (
-    DispatchConfig,
-    MergeConfig,
-    ReplayConfig,
-    RolloutSkipConfig,
-    SkipManagerConfig,
-)
+from rlskip import DispatchConfig, MergeConfig, ReplayConfig, RolloutSkipConfig, SkipManagerConfig
 from rlskip.config.nodes import read_node
 from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.errors import ConfigError

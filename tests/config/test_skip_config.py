@@ -129,10 +129,7 @@ def test_validation_is_a_role_beside_the_one_of_training() -> None:
 @pytest.mark.parametrize(
     ("skip", "message"),
     [
-        (
-            {"validation": "repaly"},
-            "'repaly' is not one of generate, replay",
-        ),
+        ({"validation": "repaly"}, "'repaly' is not one of generate, replay"),
         ({"rollout": {"validation": "replay"}}, "skip.rollout.validation: unknown key"),
         (
             {"rollout_val": {"enable": True}},
@@ -186,9 +183,7 @@ def test_a_wrong_shared_key_is_reported_once() -> None:
 
 def test_on_miss_error_contradicts_on_mismatch_regenerate() -> None:
     with pytest.raises(ConfigError) as caught:
-        rollout(
-            {"on_mismatch": "regenerate", "rollout": {"enable": True, "on_miss": "error"}},
-        )
+        rollout({"on_mismatch": "regenerate", "rollout": {"enable": True, "on_miss": "error"}})
     text = str(caught.value)
     assert text.startswith("skip.rollout.on_miss: error never runs the stage")
     assert "skip.on_mismatch=regenerate" in text

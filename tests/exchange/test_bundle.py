@@ -106,10 +106,7 @@ def test_records_of_other_rollouts_of_the_step_equal_nothing(
         (["--advantages", "rloo", "--loss", "ppo"], "Advantages differs first, in group"),
         (["--advantages", "grpo,eps=0.1"], "Advantages differs first, in group"),
         (["--advantages", "grpo", "--loss", "ppo,clip=0.01"], "Loss differs first, in the step"),
-        (
-            ["--reward", "own:wrong", "--advantages", "grpo"],
-            "Reward differs first, in group",
-        ),
+        (["--reward", "own:wrong", "--advantages", "grpo"], "Reward differs first, in group"),
     ],
 )
 def test_the_first_stage_that_differs_is_named(

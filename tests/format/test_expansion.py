@@ -108,10 +108,7 @@ _FORGED: dict[str, Callable[[], tuple[Any, list[np.ndarray]]]] = {
 
 
 # What torch and Pillow allocate is not traced: that it is refused is all that can be observed.
-_NOT_TRACED = {
-    "an image of lines without pixels",
-    "an image without its pixels",
-}
+_NOT_TRACED = {"an image of lines without pixels", "an image without its pixels"}
 
 
 @pytest.mark.parametrize("name", _FORGED)

@@ -24,11 +24,7 @@ def job(name: str, more: dict[str, Any]) -> dict[str, Any]:
     return {
         **more,
         "args": {"output_dir": f"out/{name}", **more.get("args", {})},
-        "skip": {
-            "dump_dir": "dumps",
-            "experiment_name": "same",
-            "rollout": {"enable": True},
-        },
+        "skip": {"dump_dir": "dumps", "experiment_name": "same", "rollout": {"enable": True}},
         "record": {"enable": True, "dump_dir": f"records/{name}"},
     }
 

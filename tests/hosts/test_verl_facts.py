@@ -79,11 +79,7 @@ def config(tmp_path: Path, verl_process: None, monkeypatch: pytest.MonkeyPatch) 
     parts = types.SimpleNamespace(DataProto=DataProtoParts)
     monkeypatch.setitem(sys.modules, "verl.protocol", parts)
     return lambda **rollout: {
-        "skip": {
-            "dump_dir": str(tmp_path),
-            "validation": "replay",
-            "rollout": {"enable": True},
-        },
+        "skip": {"dump_dir": str(tmp_path), "validation": "replay", "rollout": {"enable": True}},
         "actor_rollout_ref": {"rollout": {**ROLLOUT, **rollout}},
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -15,11 +14,8 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
 from rlskip import SkipManagerConfig
-from rlskip._hydra import RlskipSearchPathPlugin
-from rlskip.config.schema import LazyNode
 from rlskip.config.settings import read_skip
 from rlskip.errors import ConfigError
-from rlskip.hooks import SkipCallback
 from rlskip.jobs.records import SUMMARY
 from rlskip_conf import NODES, options
 from tests.hydra.conftest import compose_from
@@ -126,12 +122,6 @@ def test_with_the_schema_keys_alone_record(make_app: Callable[..., Any]) -> None
     assert "NOTHING" not in app.run().said
     app.run("record.enable=true", "hydra.run.dir=recorded")
     assert (app.folder / "recorded" / SUMMARY).exists()
-
-
-@pytest.mark.parametrize("part", [LazyNode, RlskipSearchPathPlugin, SkipCallback])
-def test_store_search_path_and_callback_are_three_short_files(part: type) -> None:
-    text = Path(inspect.getfile(part)).read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 120
 
 
 def test_help_of_another_application_gains_one_group(make_app: Callable[..., Any]) -> None:

@@ -49,11 +49,7 @@ def test_a_bad_config_is_refused(make_app: Callable[..., Any], hydra14: str, ove
 
 
 @pytest.mark.parametrize(
-    ("whitelist", "permitted"),
-    [
-        ('["my_app.*"]', False),
-        ('["my_app.*", "rlskip.*"]', True),
-    ],
+    ("whitelist", "permitted"), [('["my_app.*"]', False), ('["my_app.*", "rlskip.*"]', True)]
 )
 @pytest.mark.parametrize("mode", [(), ("-m", "a=1,2")], ids=["single run", "multirun"])
 def test_the_execution_whitelist(

@@ -23,7 +23,6 @@ from rlskip.compare.sides import Dumps
 from rlskip.jobs.records import Recorder
 from rlskip.report.page import render
 from rlskip.report.sessions import GAP, LOG_PROBS, Vocabulary
-from rlskip.runs.figures import by_interest
 from rlskip.runs.opened import Run
 from rlskip.store import StepStore
 from rlskip.store.layout import part_name
@@ -262,18 +261,3 @@ def test_text_of_a_tokenizer_is_in_the_page(run_dir: Path, tmp_path: Path) -> No
     prompt = next(iter(Run(run_dir).iter_rows(["prompt"])))["prompt"]
     assert found.index["runs"][0]["groups"]["prompt"][0] == bytes(prompt).decode()
     assert found.chunks[0]["texts"][str(prompt[0])] == chr(prompt[0])
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.floats(-1, 1) | st.just(float("nan")))))
-def test_first_come_one_of_each_group_then_the_best_and_the_worst(
-    sessions: list[tuple[int, float]],
-) -> None:
-    group = np.array([g for g, _ in sessions], np.int64)
-    reward = np.array([r for _, r in sessions], np.float64)
-    order = by_interest(group, reward)
-    assert sorted(order) == list(range(len(sessions)))
-    groups = len({*group.tolist()})
-    assert len({*group[order[:groups]].tolist()}) == groups
-    first, known = {*reward[order[: groups + 2]].tolist()}, reward[~np.isnan(reward)]
-    if len(known):
-        assert {known.min(), known.max()} <= first

@@ -67,8 +67,7 @@ def counts(noted: Noted, role: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "role"),
-    [("v0", "rollout"), pytest.param("v1", "rollout_tq", marks=pytest.mark.long)],
+    ("mode", "role"), [("v0", "rollout"), pytest.param("v1", "rollout_tq", marks=pytest.mark.long)]
 )
 def test_a_replay_needs_neither_engine_nor_reference_nor_judge(
     verl091: Any, mode: str, role: str

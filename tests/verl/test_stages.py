@@ -106,8 +106,7 @@ CHANGES = {
         CLIPPED, overrides=(f"{ACTOR}.optim.lr=2e-3",), has_token=False
     ),
     "bfloat16 for float32": Change(
-        "old_log_probs",
-        overrides=(f"++{ACTOR}.fsdp_config.mixed_precision.param_dtype=bf16",),
+        "old_log_probs", overrides=(f"++{ACTOR}.fsdp_config.mixed_precision.param_dtype=bf16",)
     ),
 }
 
