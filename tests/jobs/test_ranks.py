@@ -50,11 +50,11 @@ def _deciding(rank: int, folder: str) -> None:
     assert flight.enter(1, lambda: store.read_meta(1) is not None) is None
     assert store.load(1) == rank
 
-    late = RankGroup(timeout_s=1)
+    late = RankGroup(timeout_s=0.3)
     if rank == 0:
-        time.sleep(1.5)
+        time.sleep(0.8)
     else:
-        with pytest.raises(RankTimeoutError, match=r"waited up to 1 s .* step 9"):
+        with pytest.raises(RankTimeoutError, match=r"waited up to 0\.3 s .* step 9"):
             late.exchange(True, what="step 9")
     os._exit(0)  # the broken group must not be torn down politely
 

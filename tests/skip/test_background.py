@@ -187,7 +187,7 @@ def _steps(folder: Path, action: str, start: Any) -> list[str]:
 
     @SkipManager.annotate(role="rollout")
     def generate(prompts: list[int]) -> dict[str, int]:
-        time.sleep(0.3)
+        time.sleep(0.1)
         generated.append(str(prompts[0]))
         return {"step": prompts[0]}
 

@@ -97,7 +97,7 @@ def test_of_batches_side_by_side_each_gets_groups_of_its_own(
 
     def wait(*args: Any) -> Any:  # until both have chosen
         with contextlib.suppress(threading.BrokenBarrierError):
-            met.wait(1)
+            met.wait(0.3)
         return load(*args)
 
     monkeypatch.setattr(GroupRole, "_load", wait)
