@@ -162,7 +162,7 @@ def rows_per_prompt(
         found = dict(zip(told, counts, strict=True))
         return [found.get(name, 0) for name in wanted]
     by_name = counts if len(ordered) == asked and (not names or names == ordered) else None
-    known = [rows or 1] if asked == 1 else _counted(result, rows, asked, by_name, fields)
+    known = _counted(result, rows, asked, by_name, fields)
     if isinstance(known, list) and groups and fields.group in UIDS:
         owners = (digest for digest, n in zip(digests, known, strict=True) for _ in range(n))
         if len({*zip(map(repr, groups), owners, strict=True)}) > len({*map(repr, groups)}):
@@ -174,6 +174,8 @@ def _counted(
     result: Any, rows: int | None, asked: int, by_name: list[int] | None, fields: RowFields
 ) -> list[int] | str:
     """As :func:`rows_per_prompt`, by the number of `rows`, `by_name`, or what else tells."""
+    if asked == 1:
+        return [1 if rows is None else rows]
     if rows is None:
         return f"the stage returns a {type(result).__name__}, whose rows are not known"
     if rows == asked:
