@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import stat
@@ -169,6 +170,7 @@ def cannot_write(directory: Path) -> str | None:
         return error.strerror or str(error)
 
 
+@functools.lru_cache(1 << 10, typed=True)
 def safe_name(name: object) -> str:
     """`name` as one path component; a changed one carries a hash of the original."""
     text = str(name)

@@ -151,48 +151,54 @@ def rows_per_prompt(
     ordered, counts = _runs(groups)
     names, _ = _runs(map(plain, prompt_groups(prompts, fields) or ()))
     told, wanted = [*map(repr, ordered)], [*map(repr, names)]
+    known: list[int] | None = None
     if told != wanted and not {*told}.isdisjoint(wanted):
-        if {*told} == {*wanted}:
-            return (
-                f"by {fields.group} the rows are in another order than the prompts: return each "
-                "prompt's rows in its place"
-            )
-        if len(wanted) != asked or told != [name for name in wanted if name in told]:
-            return f"by {fields.group} some of the rows are of other prompts"
-        found = dict(zip(told, counts, strict=True))
-        return [found.get(name, 0) for name in wanted]
-    by_name = counts if len(ordered) == asked and (not names or names == ordered) else None
-    known = _counted(result, rows, asked, by_name, fields)
-    if isinstance(known, list) and groups and fields.group in UIDS:
-        owners = (digest for digest, n in zip(digests, known, strict=True) for _ in range(n))
-        if len({*zip(map(repr, groups), owners, strict=True)}) > len({*map(repr, groups)}):
+        return _of_some(told, counts, wanted, asked, fields)
+    if rows is None and asked > 1:
+        return f"the stage returns a {type(result).__name__}, whose rows are not known"
+    if asked == 1:
+        known = [1 if rows is None else rows]
+    elif rows == asked:
+        known = [1] * asked
+    elif len(ordered) == asked and (not names or names == ordered):
+        known = counts
+    elif (known := _by_last(result, fields, rows, asked)) is None and fields.n is not None:
+        known = [fields.n] * asked
+    if known is None or (asked > 1 and sum(known) != rows):
+        return (
+            f"the stage returns {rows} rows for {asked} prompts, and no field tells which are "
+            "whose: annotate(rows={'group': FIELD}), or {'n': ROWS_A_PROMPT} where they follow "
+            "each other"
+        )
+    if groups and fields.group in UIDS:
+        owners = itertools.chain.from_iterable(map(itertools.repeat, digests, known))
+        if len({*zip(map(repr, groups), owners, strict=True)}) > len({*told}):
             return f"by {fields.group} the rows of two prompts are one group"
     return known
 
 
-def _counted(
-    result: Any, rows: int | None, asked: int, by_name: list[int] | None, fields: RowFields
+def _of_some(
+    told: list[str], counts: list[int], wanted: list[str], asked: int, fields: RowFields
 ) -> list[int] | str:
-    """As :func:`rows_per_prompt`, by the number of `rows`, `by_name`, or what else tells."""
-    if asked == 1:
-        return [1 if rows is None else rows]
-    if rows is None:
-        return f"the stage returns a {type(result).__name__}, whose rows are not known"
-    if rows == asked:
-        return [1] * asked
-    if by_name is not None:
-        return by_name
-    last = values_at(result, fields.last) if fields.last else None
-    if last is not None and len(last) == rows:
-        ends = [i + 1 for i, is_last in enumerate(last) if bool(is_last)]
-        if len(ends) == asked and ends[-1] == rows:
-            return [end - begin for begin, end in itertools.pairwise([0, *ends])]
-    if fields.n is not None and rows == fields.n * asked:
-        return [fields.n] * asked
-    return (
-        f"the stage returns {rows} rows for {asked} prompts, and no field tells which are whose: "
-        "annotate(rows={'group': FIELD}), or {'n': ROWS_A_PROMPT} where they follow each other"
-    )
+    """As :func:`rows_per_prompt`, where the names of groups are not all those of the prompts."""
+    if {*told} == {*wanted}:
+        return (
+            f"by {fields.group} the rows are in another order than the prompts: return each "
+            "prompt's rows in its place"
+        )
+    if len(wanted) != asked or told != [name for name in wanted if name in told]:
+        return f"by {fields.group} some of the rows are of other prompts"
+    found = dict(zip(told, counts, strict=True))
+    return [found.get(name, 0) for name in wanted]
+
+
+def _by_last(result: Any, fields: RowFields, rows: int | None, asked: int) -> list[int] | None:
+    """As :func:`rows_per_prompt`, by what tells the last row of each prompt."""
+    last = [*map(bool, (values_at(result, fields.last) if fields.last else None) or ())]
+    ends = [i for i, is_last in enumerate(last, 1) if is_last]
+    if len(last) != rows or len(ends) != asked or ends[-1:] != [rows]:
+        return None
+    return [end - begin for begin, end in itertools.pairwise([0, *ends])]
 
 
 def _runs(values: Iterable[Any]) -> tuple[list[Any], list[int]]:
