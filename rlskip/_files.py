@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 import attrs
-import xxhash
 
 from rlskip.errors import RlskipError
 
@@ -177,5 +176,7 @@ def safe_name(name: object) -> str:
     clean = _UNSAFE.sub("-", text)
     if clean == text and text.strip(".") and len(text) <= _MAX_NAME:
         return text
+    import xxhash  # a job that skips nothing needs none
+
     tag = xxhash.xxh3_64_hexdigest(text.encode("utf-8", "surrogatepass"))[:12]
     return f"{clean.strip('.')[: _MAX_NAME - 20]}~{tag}"
