@@ -207,9 +207,18 @@ def _later_turns(rows: Sequence[Row], fields: RowFields) -> list[bool]:
     return [isinstance(turn, int) and turn > least for turn in turns]
 
 
-def refuse_other_order(rows: Sequence[Row], digests: Sequence[str]) -> None:
-    """Raise BadRowError if prompts with these digests are the rows' own in another order."""
-    own = digests_of([_prompt_of(row) for row in rows])
+def refuse_other_order(rows: Sequence[Row], digests: Sequence[str], group: str) -> None:
+    """Raise BadRowError if prompts with these digests are the rows' own in another order.
+
+    Of rows without one, those of a `group` have one prompt.
+    """
+    own, owners = digests_of([_prompt_of(row) for row in rows]), dict[str, str]()
+    for i, (uid, digest) in enumerate(
+        zip(named(row[group] for row in rows), digests, strict=False)
+    ):
+        if _prompt_of(rows[i]) is None and owners.setdefault(uid, digest) != digest:
+            what = f"its {group}, {uid!r:.80}, is that of rows with another prompt"
+            raise BadRowError(what, f"row {i}", "give the prompts in the order of the rows")
     if own != [*digests] and Counter(own) == Counter(digests):
         at = next(i for i, (a, b) in enumerate(zip(own, digests, strict=True)) if a != b)
         remedy = "give the prompts in the order of the rows, or both a uid"

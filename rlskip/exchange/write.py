@@ -147,7 +147,7 @@ def write(
     if (uids := prompt_groups(prompts, fields)) is None:
         if len(summary.digests) == len(given):  # as TRL gives its stage prompts
             groups, firsts = {str(i): [row] for i, row in enumerate(given)}, given
-        refuse_other_order(firsts, summary.digests)
+        refuse_other_order(firsts, summary.digests, fields.group or "uid")
     if len(summary.digests) != len(groups):
         what = f"the rows are {len(groups)} groups, and there are {len(summary.digests)} prompts"
         raise BadRowError(what, "rlskip.write(prompts=...)", "give one for each group")

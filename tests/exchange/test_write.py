@@ -375,6 +375,13 @@ def test_prompts_of_other_rows_are_named(run: Path, prompts: Any, message: str) 
         rlskip.write(run, [row("a", uid="u"), row("b", uid="w")], step=1, prompts=prompts)
 
 
+def test_rows_of_one_uid_have_one_prompt(tmp_path: Path) -> None:
+    rows = [{"uid": uid, "completion_ids": [i]} for i, uid in enumerate("xxyy")]
+    with pytest.raises(BadRowError, match=r"row 1: its uid, 'x', is that of rows with another"):
+        rlskip.write(tmp_path, rows, prompts=[*"abab"], experiment_name="e", project_name="p")
+    rlskip.write(tmp_path, rows, prompts=[*"aabb"], experiment_name="e", project_name="p")
+
+
 def test_a_file_is_no_dump_dir(tmp_path: Path) -> None:
     (tmp_path / "dumps").write_text("")
     with pytest.raises(ConfigError, match="it is a file"):
