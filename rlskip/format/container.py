@@ -127,7 +127,10 @@ class Reader:
         self._verified: set[int] = set()
         self._fetched: dict[int, np.ndarray] = {}
         self._entries = self._parse_entries(start)
-        if plain + sum(entry.nbytes for entry in self._entries) > most:
+        expanded = plain + sum(entry.nbytes for entry in self._entries)
+        #: Whether it takes so little that nothing of it is worth a second thread.
+        self.is_small = expanded <= CHUNK
+        if expanded > most:
             raise self._corrupt("it expands to more than a file of its size may")
 
     def charge(self, nbytes: int) -> None:
@@ -171,7 +174,11 @@ class Reader:
             if times > 1:
                 out = out.view(np.dtype(spec, metadata={"of": whole}))  # type: ignore[call-overload]
             found[number] = out
-        share(lambda job: self._expand(self._chunk(*job[0]), *job[1:]), jobs)
+        if self.is_small:
+            for job in jobs:
+                self._expand(self._chunk(*job[0]), *job[1:])
+        else:
+            share(lambda job: self._expand(self._chunk(*job[0]), *job[1:]), jobs)
         self._fetched |= found
         self._verified |= found.keys()
 

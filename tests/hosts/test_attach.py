@@ -195,6 +195,7 @@ def test_a_function_of_the_script_itself(
     script.__spec__ = spec and importlib.machinery.ModuleSpec(spec, None)
     exec(textwrap.dedent(LOOP), vars(script))
     monkeypatch.setitem(sys.modules, "__main__", script)
+    monkeypatch.delitem(sys.modules, "train", raising=False)  # another test's
     for _ in range(2):
         SkipManager.init(config(tmp_path, {"target": f"{target}:Loop.generate", "step": "step"}))
         assert script.Loop.generate([1], step=1) == {"doubled": [2]}
