@@ -254,7 +254,7 @@ class Runner:
                 try:
                     result = await self._worker(*args)
                 finally:
-                    self._end_child()  # before a lock, which may be held by a thread of its parent
+                    self._end_child()  # first: its parent may have held a lock of what follows
                 rows = returned(result)
         except asyncio.CancelledError:
             error = InfrastructureFailure("cancelled")
