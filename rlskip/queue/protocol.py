@@ -208,9 +208,11 @@ class OwnRow(MutableMapping[str, Any]):
 def _kept(value: Any) -> Any:
     if type(value) is torch.Tensor:
         try:
-            if value.is_cpu and value.nbytes <= _SHORT:
-                return value.numpy(force=True).copy()
-        except (TypeError, RuntimeError):  # numpy lacks bfloat16, say, and sparse ones
+            if value.nbytes <= _SHORT:
+                # Neither releases the GIL, as each call of torch does: the threads of many workers,
+                # which wake one another for it, took five times as long.
+                return value.numpy().copy()
+        except (TypeError, RuntimeError):  # on another device, or of a type that numpy lacks
             pass
     value = own_value(value)
     return _Array(value) if isinstance(value, np.ndarray) else value
