@@ -13,6 +13,7 @@ import inspect
 import logging
 import math
 import os
+import threading
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -41,6 +42,8 @@ Worker = Callable[..., Any]
 Rows = list[OwnRow]
 
 THREADS = 16  # the blocking calls that a worker runs at once by default
+
+_copying = threading.Lock()  # held while rows are copied, for which no code of a user's is called
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +257,7 @@ class Runner:
                 try:
                     result = await self._worker(*args)
                 finally:
-                    self._end_child()  # first: its parent may have held a lock of what follows
+                    self._end_child()  # before a lock, which may be held by a thread of its parent
                 rows = returned(result)
         except asyncio.CancelledError:
             error = InfrastructureFailure("cancelled")
@@ -314,7 +317,13 @@ def returned(result: Any) -> Rows | None:
         )
     if not rows:
         raise DataFailure("the worker returned no trajectory")
-    return [_kept(row, f"row {i}") for i, row in enumerate(rows)]
+    kept = [_kept(row, f"row {i}") for i, row in enumerate(rows)]
+    # A call of torch releases the GIL for a moment. Where the threads of many workers copy at the
+    # same time they wake one another for each of them, and all take several times as long.
+    with _copying:
+        for row in kept:
+            row.update({n: value for n, value in row.kept.items() if type(value) is torch.Tensor})
+    return kept
 
 
 def _kept(row: Mapping[Any, Any], where: str) -> OwnRow:
@@ -322,7 +331,7 @@ def _kept(row: Mapping[Any, Any], where: str) -> OwnRow:
     for name in row.keys():  # noqa: SIM118 - to iterate over a TensorDict gives its rows
         value = row[name]
         if type(value) is torch.Tensor and type(name) is str:  # as nearly always
-            kept[name] = value
+            kept.kept[name] = value  # which is copied with the others
             continue
         if not isinstance(name, str):
             raise DataFailure(f"{where}: the name {name!r:.80} of a field is not a string")
