@@ -8,6 +8,7 @@ list of rows, each a mapping of fields; or None, when it has written its rows to
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
@@ -228,6 +229,8 @@ class Runner:
         self._worker = worker() if inspect.isclass(made) else worker
         self._blocks = is_blocking(worker)
         self._ended = ended
+        # What ends in a turn is told together, or who is told would be woken for each of them.
+        self._untold: list[tuple[Any, Rows | None, SessionFailure | None]] = []
         self._tasks: dict[Any, asyncio.Task[None]] = {}
         self._pid = os.getpid()
 
@@ -264,7 +267,15 @@ class Runner:
         except BaseException as raised:  # it could end the event loop
             error = as_failure(raised)
         del self._tasks[key]
-        self._ended(key, rows, error)
+        if not self._untold:
+            with contextlib.suppress(RuntimeError):  # its event loop was closed
+                asyncio.get_running_loop().call_soon(self._tell)
+        self._untold.append((key, rows, error))
+
+    def _tell(self) -> None:
+        untold, self._untold = self._untold, []
+        for ended in untold:
+            self._ended(*ended)
 
     def _call(self, *args: Any) -> Any:
         try:
