@@ -168,6 +168,7 @@ print(*generate([1]))
 """
 
 
+@pytest.mark.slow
 def test_two_projects_with_equal_scripts(tmp_path: Path, python: Any) -> None:
     """One of them is the other's copy, or has the same names by chance."""
 

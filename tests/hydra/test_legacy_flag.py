@@ -25,6 +25,7 @@ train(cfg)
 """
 
 
+@pytest.mark.slow
 def test_a_job_turns_the_flag_off_for_the_task_or_refuses(make_app: Callable[..., Any]) -> None:
     app = make_app(config=YAML, task=SHOW)
     # In a multirun the task would see the override.

@@ -37,6 +37,7 @@ def test_a_swept_option_refuses_without_its_callback(app: Any) -> None:
     assert app.generated == []
 
 
+@pytest.mark.slow
 def test_an_option_that_a_swept_experiment_chooses(make_app: Callable[..., Any]) -> None:
     app = make_app()
     folder = app.folder / "conf" / "experiment"

@@ -139,6 +139,7 @@ def test_a_name_that_the_user_gave_the_ranks_stays(
     end_job()
 
 
+@pytest.mark.slow
 def test_rank_0_alone_writes_the_summary(make_app: Callable[..., Any]) -> None:
     app = make_app(task=TASK)
     for rank in ("1", "0"):

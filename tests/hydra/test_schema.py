@@ -116,6 +116,7 @@ def test_with_the_schema_keys_alone_turn_a_role_on(make_app: Callable[..., Any])
     assert swept.out.count("role rollout: 2 hits, 0 misses") == 2
 
 
+@pytest.mark.slow
 def test_with_the_schema_keys_alone_record(make_app: Callable[..., Any]) -> None:
     own = "record: {dump_dir: dumps}\nskip: 5\n"
     app = make_app(config=f"defaults: [rlskip_schema/record, _self_]\n{own}")
@@ -124,6 +125,7 @@ def test_with_the_schema_keys_alone_record(make_app: Callable[..., Any]) -> None
     assert (app.folder / "recorded" / SUMMARY).exists()
 
 
+@pytest.mark.slow
 def test_help_of_another_application_gains_one_group(make_app: Callable[..., Any]) -> None:
     app = make_app()
     said = app.run("--help").out

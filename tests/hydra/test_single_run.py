@@ -181,6 +181,7 @@ def test_a_job_cleans_up(
     assert not {*variables} & os.environ.keys()
 
 
+@pytest.mark.slow
 def test_a_name_with_the_time_in_it_is_a_warning(make_app: Callable[..., Any]) -> None:
     app = make_app(config="stamp: ${now:%Y-%m-%d_%H-%M-%S}\nother: run_${stamp}\n")
     for key, value in (
