@@ -340,9 +340,14 @@ def test_an_experiment_that_chooses_the_option_is_swept(
     "overrides",
     [
         ["-m", "experiment=plain,skips"],  # the first skips nothing
-        ["hydra.mode=MULTIRUN", "experiment=skips,plain"],
-        ["-m", "+mode=search"],
-        ["+mode=multirun"],
+        *(
+            pytest.param(others, marks=pytest.mark.slow)
+            for others in (
+                ["hydra.mode=MULTIRUN", "experiment=skips,plain"],
+                ["-m", "+mode=search"],
+                ["+mode=multirun"],
+            )
+        ),
     ],
 )
 def test_however_an_experiment_is_swept(explain: Any, app: Path, overrides: list[str]) -> None:
