@@ -247,10 +247,16 @@ class Visits(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     ("role", "plain", "ranks", "background", "examples", "steps"),
     [
-        ("rollout", True, 1, False, 15, 25),
-        ("reward", False, 1, True, 15, 25),
-        ("reward", True, 3, True, 15, 25),
-        ("async_rollout", False, 1, False, 15, 25),
+        *(
+            pytest.param(*kind, examples, 25, marks=marks)
+            for kind in (
+                ("rollout", True, 1, False),
+                ("reward", False, 1, True),
+                ("reward", True, 3, True),
+                ("async_rollout", False, 1, False),
+            )
+            for examples, marks in ((7, ()), (25, pytest.mark.slow))
+        ),
         # Long runs, in which settings meet.
         pytest.param("rollout", True, 1, False, 250, 20, marks=LONG),
         pytest.param("rollout", False, 1, False, 250, 20, marks=LONG),

@@ -109,9 +109,13 @@ def sample(trainer: Trainer, elsewhere: bool) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.usefixtures("no_fsync", "job")
-@given(runs=st.lists(RUN, min_size=2, max_size=4))
-@settings(max_examples=25, deadline=None)
-def test_each_prompt_gets_a_group_of_its_own(runs: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("examples", [10, pytest.param(60, marks=pytest.mark.slow)])
+def test_each_prompt_gets_a_group_of_its_own(examples: int) -> None:
+    tried = given(runs=st.lists(RUN, min_size=2, max_size=4))(each_prompt_gets_its_group)
+    settings(max_examples=examples)(tried)()
+
+
+def each_prompt_gets_its_group(runs: list[dict[str, Any]]) -> None:
     known: list[Known] = []
     with tempfile.TemporaryDirectory() as folder:
         for number, run in enumerate(runs):
