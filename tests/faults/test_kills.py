@@ -315,10 +315,10 @@ LONG = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 @pytest.mark.parametrize(
     ("script", "kills"),
     [
-        pytest.param(_CALLS, 12, id="calls of several jobs"),
-        pytest.param(_JOURNALS, 6, id="journals"),
-        pytest.param(_RANKS, 4, id="ranks"),
-        pytest.param(_RETENTION, 8, id="retention"),
+        pytest.param(_CALLS, 7, id="calls of several jobs"),
+        pytest.param(_JOURNALS, 4, id="journals"),
+        pytest.param(_RANKS, 3, id="ranks"),
+        pytest.param(_RETENTION, 5, id="retention"),
         pytest.param(_CALLS, 1300, id="calls of several jobs, long", marks=LONG),
         pytest.param(_JOURNALS, 500, id="journals, long", marks=LONG),
         pytest.param(_RANKS, 200, id="ranks, long", marks=LONG),
