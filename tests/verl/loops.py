@@ -1,4 +1,4 @@
-"""Agent loops for verl: some record in $NOTES who ran what, one fails, one calls tools."""
+"""Agent loops for verl: some record in $NOTES who ran what, one fails."""
 
 import asyncio
 import contextlib
@@ -7,8 +7,6 @@ import os
 import random
 
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
-from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
-from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 
 
 class Noting(SingleTurnAgentLoop):
@@ -70,22 +68,3 @@ class Seeded(SingleTurnAgentLoop):
             prompt = kwargs["raw_prompt"][0]["content"]
             file.write(f"{prompt} {kwargs['session_id']}\n")
         return output
-
-
-class Calling(ToolParser):
-    """Every answer is a call of the tool `count`."""
-
-    async def extract_tool_calls(self, responses_ids, tools=None):
-        arguments = json.dumps({"tokens": len(responses_ids)})
-        return "", [FunctionCall(name="count", arguments=arguments)]
-
-
-class Tools(ToolAgentLoop):
-    """verl's own; its model calls a tool in every answer of at most 6 tokens."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.tool_parser = Calling(self.tokenizer)
-
-    async def run(self, sampling_params, **kwargs):
-        return await super().run({**sampling_params, "max_tokens": 6}, **kwargs)
