@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,6 @@ import torch
 from rlskip.dispatch import LocalPool, RolloutDispatcher
 from rlskip.dispatch.journal import JournalWriter, frames
 from rlskip.dispatch.sink import Journals
-from rlskip.hosts.verl import handshake
-from rlskip.jobs.records import leave_token
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import MemoryQueue
 from rlskip.store import Identity, StepStore
@@ -34,6 +33,41 @@ CONFIG = {"dispatch": {"rollout_level": True, "n": N, "journal": True, "session_
 
 def rows(session: Any) -> dict[str, Any]:
     return {"responses": torch.tensor([session.seed % 1000, session.session_id])}
+
+
+# A dead node is noticed within seconds.
+QUICK = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 5000,
+    "health_check_failure_threshold": 3,
+}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Raylets on this machine, each a node with its own resources; this process is at the head."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 2, "resources": {"head": 100}, "_system_config": QUICK}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    ray.init(address=made.address, log_to_driver=False)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def kill(cluster: Any, node: Any) -> None:
+    """SIGKILL the raylet and all that runs on its node."""
+    (raylet,) = (info.process.pid for info in node.all_processes["raylet"])
+    children = Path(f"/proc/{raylet}").glob("task/*/children")
+    workers = " ".join(file.read_text() for file in children)
+    for pid in (raylet, *map(int, workers.split())):
+        with contextlib.suppress(ProcessLookupError):  # its workers end without a raylet
+            os.kill(pid, signal.SIGKILL)
+    cluster.remove_node(node, allow_graceful=False)
 
 
 class Worker:
@@ -139,14 +173,13 @@ def undisturbed() -> dict[str, list[int]]:
     ],
 )
 def test_a_kill_costs_what_was_not_journaled(
-    make_nodes: Callable[[], Any], tmp_path: Path, killed: str, who_journals: str
+    cluster: Any, tmp_path: Path, killed: str, who_journals: str
 ) -> None:
     import ray
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    nodes = make_nodes()
-    first = nodes.add("first")
-    doomed, _ = nodes.add("a", room={"worker": 1}), nodes.add("b", room={"worker": 1})
+    first = cluster.add_node(num_cpus=2, resources={"first": 100})
+    doomed, _ = (cluster.add_node(num_cpus=2, resources={"worker": 1}) for _ in range(2))
     dumps, attempts, later = tmp_path / "dumps", tmp_path / "attempts", tmp_path / "later"
     attempts.mkdir()
     later.mkdir()
@@ -167,11 +200,11 @@ def test_a_kill_costs_what_was_not_journaled(
     if killed == "the driver":
         os.kill(driver_in(attempts), signal.SIGKILL)
     elif killed == "the driver's node":
-        nodes.kill(first)
+        kill(cluster, first)
     elif killed == "a worker":
         os.kill(before[0][-1], signal.SIGKILL)
     else:
-        nodes.kill(doomed)
+        kill(cluster, doomed)
     if survives:
         (attempts / "go").touch()
         done = ray.get(run, timeout=200)
@@ -191,7 +224,7 @@ def test_a_kill_costs_what_was_not_journaled(
     # The next start, whose driver is on another node.
     second = start.options(resources={"head": 1})
     if killed == "a worker's node":
-        nodes.add("c", room={"worker": 1})
+        cluster.add_node(num_cpus=2, resources={"worker": 1})
     next_run = ray.get(second.remote(str(dumps), str(later), who_journals), timeout=300)
     assert {session for session, *_ in begun(later)} == sessions - there
     assert len(begun(later)) == len(sessions - there)
@@ -203,38 +236,3 @@ def test_a_kill_costs_what_was_not_journaled(
         if who_journals == "the dispatcher":
             assert finished["rows"] == undisturbed()
     assert len(next_run["rows"]) >= len(there)
-
-
-# -- nodes that do not share a dump_dir: found at the start, and named ----------------------------
-def test_a_process_that_does_not_share_the_dump_dir_is_refused(
-    make_nodes: Callable[[], Any],
-    can_unshare: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import ray
-
-    dumps, private = tmp_path / "dumps", tmp_path / "private"
-    dumps.mkdir()
-    private.mkdir()
-    nodes = make_nodes()
-    nodes.add("near")
-    nodes.add_elsewhere("elsewhere", dumps, private)
-    monkeypatch.setenv("RLSKIP_JOB", "one")
-    assert leave_token(dumps, "launcher")
-
-    def look(directory: str) -> str:
-        handshake.SHOWN_S = 3.0
-        try:
-            handshake.refuse_unshared("skip.rollout.dump_dir", directory, "one")
-        except ValueError as error:
-            return str(error)
-        return ""
-
-    def at(node: str) -> str:
-        there = ray.remote(look).options(resources={node: 1})
-        said: str = ray.get(there.remote(str(dumps)))
-        return said
-
-    assert at("near") == ""
-    assert "skip.rollout.dump_dir: it is not shared: on " in at("elsewhere")
