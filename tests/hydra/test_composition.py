@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize, initialize_config_dir
+from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
@@ -79,17 +79,6 @@ def test_options_of_the_other_nodes_keep_the_users_values(
     assert config[node] == expected
     read = READERS[node](config)
     assert all(getattr(read, key) == value for key, value in expected.items())
-
-
-def test_hydras_experimental_compose(tmp_path: Path) -> None:
-    """Hydra 1.3 has it, for applications that ask for the behaviour of 1.1."""
-    from hydra.experimental import compose
-
-    (tmp_path / "config.yaml").write_text("a: 1\n", encoding="utf-8")
-    said = pytest.warns(UserWarning, match="no longer experimental")
-    with initialize_config_dir(str(tmp_path), version_base="1.1"), said:
-        config = compose("config", ["+skip=rollout_cache", "skip.steps=3"])
-    assert str(roles(config)["rollout"].steps) == "3"
 
 
 def test_the_users_own_callback_stays(composed: Compose, tmp_path: Path) -> None:

@@ -73,28 +73,6 @@ def test_what_a_job_records_and_skips(
     assert bool(SkipManager.skip_instances) is (option == "+skip=rollout_cache")
 
 
-@pytest.mark.slow
-def test_an_option_that_a_sweep_chooses_is_not_lost_in_silence(
-    make_app: Callable[..., Any],
-) -> None:
-    """Hydra builds callbacks from a config without the swept choice, so without ours."""
-    app = make_app(task=TASK)
-    folder = app.folder / "conf" / "experiment"
-    folder.mkdir(parents=True)
-    for name, option in {"a": "skip: null", "b": "record: stages"}.items():
-        text = f"# @package _global_\ndefaults: [/{option}]\n"
-        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
-    swept = ("-m", "+experiment=a,b")
-    run = app.run(*swept)
-    lost = "rlskip: record: stages was chosen for this job, and NOTHING is recorded: add hydra/call"
-    assert run.out.count(lost) == 1
-    assert lost in (app.folder / "sweep" / "1" / "app.log").read_text(encoding="utf-8")
-    assert not (app.folder / "dumps").exists()
-    run = app.run(*swept, "hydra/callbacks=rlskip", "+record.dump_dir=dumps")
-    assert "NOTHING is recorded" not in run.said
-    assert recorded(app.folder)
-
-
 @pytest.mark.parametrize(
     ("config", "overrides", "said"),
     [
