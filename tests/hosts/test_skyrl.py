@@ -1,8 +1,7 @@
 """SkyRL's own experiments, trainers and generator interface, from its wheel (see conftest.py).
 
 Genuine are BasePPOExp, the config, prepare_generator_input, the trainer's generate(),
-handle_dynamic_sampling() and postprocess_generator_output() with all that they call, and the
-fully async trainer's workers, dataloader, staleness control and collection of mini-batches.
+handle_dynamic_sampling() and postprocess_generator_output() with all that they call.
 """
 
 from __future__ import annotations
