@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import torch
 
+import rlskip
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -146,20 +148,13 @@ def test_atif_has_what_its_models_ask_for(names: dict[str, Any]) -> None:
 
 
 def test_traces_have_what_verifiers_reads(names: dict[str, Any]) -> None:
-    episodes = [json.loads(line) for line in Path("traces.jsonl").read_text().splitlines()]
-    assert len(episodes) == 4
-    for one in episodes:
+    for line in Path("traces.jsonl").read_text().splitlines():
+        one = json.loads(line)
         assert one["run"]["work"] == {"type": "train", "step": 7}
-        (trace,) = one["traces"]
-        for i, node in enumerate(trace["nodes"]):
-            assert node["parent"] == (i - 1 if i else None)
-            assert len(node.get("mask", [])) == len(node.get("token_ids", []))
-            assert len(node.get("logprobs", [])) == sum(node.get("mask", []))
-    trace = episodes[1]["traces"][0]
-    assert trace["rewards"] == {"reward": {"score": 1.0}}
-    assert [node["message"]["content"] for node in trace["nodes"]] == ["What is 2+2?", "said 1"]
-    assert trace["nodes"][1]["token_ids"] == [1, 2, 11, 20]
-    assert trace["nodes"][1]["mask"] == [False, False, True, True]
+    _, second, *_ = rlskip.open("traces.jsonl").run.iter_rows()  # as tests/runs reads theirs
+    assert (second["prompt"], second["response"], second["reward"]) == ([1, 2], [11, 20], 1.0)
+    assert second["log_probs"] == [-0.5, -2.0]
+    assert [one["content"] for one in second["completions"]] == ["said 1"]
 
 
 # -- docs/extending.md: each is a whole program ------------------------------------------------
@@ -263,12 +258,6 @@ def says(shown: str, line: str) -> bool:
     """Whether `line` is what the page shows, ``...`` standing for anything."""
     pattern = ".*".join(map(re.escape, shown.split("...")))
     return re.fullmatch(pattern, line.rstrip()) is not None
-
-
-def test_an_ellipsis_stands_for_anything() -> None:
-    assert says("...5 hits, ... saved", "[log] 5 hits, 2 s saved")
-    assert not says("...5 hits", "4 hits")
-    assert not says("5 hits", "15 hits")
 
 
 @pytest.mark.slow
