@@ -37,7 +37,7 @@ def gone(folder):
     (folder / "rlskip_summary.json").write_text('{"stages": "/gone/stages/job"}')
 
 
-RECORDER, NOT_RECORDED = "rlskip.stages.recorder", "is NOT recorded, training goes on (said once)"
+RECORDER = "rlskip.stages.recorder"
 CASES = [
     ("no step", lambda folder: recorded(folder, step=None, loss=1.0), logging.WARNING, RECORDER),
     (
