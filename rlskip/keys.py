@@ -53,6 +53,7 @@ ERROR = "error"
 DUMP_STEP = "dump_step"
 DUMP_POSITION = "dump_position"
 DUMP_CONTENT = "dump_content"
+DUMP_IDENTITY = "dump_identity"
 REPLAYED = "replayed"
 # What dispatch records on a prompt: how its step's journal names it.
 JOURNAL_NAME = "journal_name"
@@ -175,9 +176,10 @@ def session_tag(
     return {"is_session": True, "session_id": session_id, ATTEMPT: attempt, **counted, **ended}
 
 
-def dump_tag(step: int, position: int, content: str | None) -> dict[str, Any]:
-    """What skip adds to the root tag of a prompt; `content` is None if it has nothing but a uid."""
-    return {DUMP_STEP: step, DUMP_POSITION: position, DUMP_CONTENT: content}
+def dump_tag(step: int, position: int, content: str | None, identity: str) -> dict[str, Any]:
+    """What skip adds to the root tag of a prompt; `content` is None if nothing tells it apart."""
+    where = {DUMP_STEP: step, DUMP_POSITION: position}
+    return {**where, DUMP_CONTENT: content, DUMP_IDENTITY: identity}
 
 
 def integer(value: Any) -> int | None:

@@ -38,7 +38,7 @@ class PromptVisit(Visit):
         present = call.identity.for_prompts(None)
         if (odd := self._dumps.run.odd(call.digests, call.step, present)) is not None:
             call.reason = odd.differs(present)
-            self._dumps.reject(call.reason, odd.key, replaces=False)
+            self._dumps.reject_group(odd, present)
         self._dumps.notices.generated(call)
         return None
 

@@ -22,7 +22,6 @@ from rlskip.skip.stored import attributes_of
 if TYPE_CHECKING:
     from rlskip.jobs.served import Needs
     from rlskip.skip.prompt_rows import PromptRows
-    from rlskip.skip.run_dumps import PromptGroups
     from rlskip.store.layout import Place
 
 PromptsSpec = str | Callable[..., Any] | None
@@ -129,8 +128,9 @@ class Call:
     #: What the role computed before the stage ran, which may alter its input; and its `Arguments`.
     identity: Any = attrs.field(init=False, default=None)
     compared: Any = attrs.field(init=False, default=None)
-    #: The dump that serves it, if any, the meta that was judged, and what the ledger knows of it.
-    found: Place | PromptGroups | None = attrs.field(init=False, default=None)
+    #: The dump or groups that serve it, if any, the meta that was judged, and what the ledger knows
+    #: of it.
+    found: Any = attrs.field(init=False, default=None)
     meta: Any = attrs.field(init=False, default=None)
     parts: Sequence[Hashable] = attrs.field(init=False, default=())
     #: The name of the dump that its own replaces, if any, and why no dump serves it.

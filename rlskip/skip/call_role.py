@@ -113,7 +113,7 @@ class CallRole(Role):
             call.found = None
             _ = call.prompt_rows
             raise
-        self.dumps.identities.learn(call)
+        self.dumps.identities.learn(call, call.meta)
         self.dumps.notices.replayed(call.step, call.meta, found)
         return rollouts
 

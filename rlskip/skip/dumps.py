@@ -6,7 +6,8 @@ import contextlib
 import functools
 import os
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from rlskip.jobs.served import ledger_of
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.identities import Identities
 from rlskip.skip.kept_config import FOLDER, flat_config, holds_time, keep_config, value_in
+from rlskip.skip.names import seems_to_shape
 from rlskip.skip.notices import Notices
 from rlskip.skip.prompt_rows import rows_per_prompt
-from rlskip.skip.run_dumps import RunDumps
-from rlskip.store import CorruptDumpError, DumpMeta, StepStore, run_directory
+from rlskip.skip.run_dumps import Group, RunDumps
+from rlskip.store import CorruptDumpError, DumpMeta, Identity, StepStore, run_directory
 from rlskip.store.identity import ABSENT
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
 from rlskip.store.layout import Place, refuse_links
@@ -171,6 +173,21 @@ class Dumps:
             raise MismatchError(what, str(found.directory), self.ways_out(runs, hint))
         if replaces:
             self.store.quarantine(found.step, what, found.call)
+
+    def reject_group(self, odd: Group, present: Identity, *, replaces: bool = False) -> None:
+        """As :meth:`reject`, for a group that was made in another way than the `present` one."""
+        hint = self.ignoring(present.differences(odd.made)[0])
+        self.reject(odd.differs(present), odd.key, hint, replaces=replaces)
+
+    def ignoring(self, differs: Iterable[str]) -> str:
+        """How to say that what differs does not count; empty if it seems to shape rollouts."""
+        places = [line.partition(": ")[0] for line in differs]
+        names = [place.removeprefix("arguments.") for place in places]
+        for place, name in zip(places, names, strict=True):
+            if place == name or seems_to_shape(name) or not re.fullmatch(r"[\w.]+", name):
+                return ""
+        typed = self.notices.typed("skip.ignore")
+        return f"'{typed}=[{','.join(names)}]' says that it does not count"
 
     def ways_out(self, regenerates: str, hint: str = "") -> str:
         """What to type after a mismatch: `hint`, a run that `regenerates`, or other names."""

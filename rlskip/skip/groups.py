@@ -16,6 +16,7 @@ import attrs
 from rlskip.batch.meta import plain
 from rlskip.errors import ConfigError
 from rlskip.keys import (
+    DUMP_IDENTITY,
     DUMP_STEP,
     EXPECTED_ROLLOUTS,
     REPLAYED,
@@ -60,8 +61,11 @@ def queue_of(call: Call) -> tuple[TrajectoryQueue, str]:
     return queue, str(call.stage.options.get("partition_id", TRAIN))
 
 
-def groups_of_batch(queue: TrajectoryQueue, batch: Any) -> dict[int, dict[str, Any]]:
-    """What one dump has of each step that submitted groups of a batch: groups, keys, and fields."""
+def groups_of_batch(queue: TrajectoryQueue, batch: Any) -> list[dict[str, Any]]:
+    """Of each dump that keeps groups of a batch what it has: groups, keys, and fields.
+
+    The groups of one were submitted at the same step, and depend on the same.
+    """
     uid_of_row = {key: row[0] for key in batch.keys if (row := split_trajectory(key))}
     roots = (batch.extra_info or {}).get(ROLLOUT_ROOT_KEYS) or uid_of_row.values()
     listing = queue.list(batch.partition_id)
@@ -74,16 +78,17 @@ def groups_of_batch(queue: TrajectoryQueue, batch: Any) -> dict[int, dict[str, A
         uid = uid_of(key)
         if uid is not None and key not in groups and uid in groups:
             groups[uid]["tags"][key[len(uid) :]] = tag
-    by_step: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    alike: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     for group in groups.values():
-        by_step[group["tags"][""][DUMP_STEP]].append(group)
-    parts = {}
-    for step, some in by_step.items():
+        root = group["tags"][""]
+        alike[root[DUMP_STEP], root[DUMP_IDENTITY]].append(group)
+    parts = []
+    for some in alike.values():
         uids = {group["uid"] for group in some}
         keys = [key for key, uid in uid_of_row.items() if uid in uids]
         if keys:  # else these groups have no rows: nothing to replay
             fields = queue.get(keys, batch.partition_id)
-            parts[step] = {"groups": some, "keys": keys, "fields": fields}
+            parts.append({"groups": some, "keys": keys, "fields": fields})
     return parts
 
 
@@ -96,10 +101,15 @@ def is_complete(group: Mapping[str, Any], sampled: Iterable[str], otherwise: int
 
 
 def without_superseded(groups: Sequence[Group]) -> list[Group]:
-    """By position in the batch, of each prompt one: a complete group rather than another."""
-    best: dict[tuple[str, int], Group] = {}
+    """By position in the batch, of each prompt one: a complete group rather than another.
+
+    Of prompts that were submitted under other conditions each has its own.
+    """
+    metas = PromptGroups(groups).metas.items()
+    made = {key: meta.identity.compared_digest() for key, meta in metas if meta.identity}
+    best: dict[tuple[str, str, int], Group] = {}
     for group in sorted(groups, key=lambda group: not group.count):
-        best.setdefault((group.digest, group.position), group)
+        best.setdefault((made[group.key], group.digest, group.position), group)
     return sorted(best.values(), key=lambda group: group.position)
 
 
@@ -109,6 +119,14 @@ def by_content(groups: Sequence[Group], contents: Sequence[str | None]) -> list[
     for group in sorted(groups, key=lambda group: not group.count):
         left[group.digest].append(group)
     return [left[content].popleft() if left.get(content) else None for content in contents]
+
+
+def differing_least(odd: Sequence[Group], present: Identity) -> list[Group]:
+    """Of groups that were made in another way one of each of the nearest dumps."""
+    by_dump = {group.key: group for group in odd}
+    differs = {key: present.differences(group.made)[0] for key, group in by_dump.items()}
+    least = min(differs.values(), key=len)
+    return [group for key, group in by_dump.items() if differs[key] == least]
 
 
 @attrs.define
@@ -122,13 +140,34 @@ class Submitted:
     served: set[Group] = attrs.field(factory=set)
     #: Whether this job generates some of it, which its dump may not have yet.
     generates: bool = False
-    #: What it was submitted under besides what is hashed with each prompt; None: not known here.
-    conditions: Identity | None = None
+    #: What the rollouts of its last batch depend on besides their prompts; None: not known here.
+    identity: Identity | None = None
 
-    @property
-    def left(self) -> list[Group]:
-        """The groups that may serve another batch."""
-        return [group for group in self.found or () if group not in self.served]
+    def match(
+        self, contents: Sequence[str | None], present: Identity | None
+    ) -> tuple[list[Group | None], list[Group]]:
+        """For each prompt a group that the visit found, and has not used, made as the `present`.
+
+        And of the prompts without one the groups that were made in another way. None: any are
+        taken, and one after the other, as often as it takes.
+        """
+        left = [group for group in self.found or () if group not in self.served]
+        if present is None:
+            if len(left) < len(contents):
+                self.served.clear()  # one that used all starts over
+                left = self.found or []
+            return [*left, *[None] * len(contents)][: len(contents)], []
+        made = {group.key: group.made for group in left}
+        fits = {key: present.fits(identity) for key, identity in made.items()}
+        fitting = [group for group in left if fits[group.key]]
+        found: list[Group | None] = [None] * len(contents)
+        if any(contents):  # they have more than uids
+            found = by_content(fitting, contents)
+        elif None in contents and len(fitting) == len(contents):
+            found = [*fitting]
+        lacking = {one for one, group in zip(contents, found, strict=True) if group is None}
+        odd = [one for one in left if not fits[one.key] and (one.digest or None) in lacking]
+        return found, odd
 
 
 @attrs.define(eq=False)
@@ -194,7 +233,7 @@ class Entering:
                     for name, value in then.items()
                 }
                 if not suffix:
-                    kept = {name: tag[name] for name in tag if name not in dump_tag(0, 0, None)}
+                    kept = {name: tag[name] for name in tag if name not in dump_tag(0, 0, "", "")}
                     self.roots[key] = {**kept, REPLAYED: dumped.key.step}
                 elif (place := fields.get(old["uid"] + suffix)) is None:
                     self.bare[key] = tag

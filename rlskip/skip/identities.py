@@ -124,9 +124,9 @@ class Identities:
         if call.compared is not None:
             self._first[call.stage.name].changing |= call.compared.changed()
 
-    def learn(self, call: Call) -> None:
+    def learn(self, call: Call, meta: DumpMeta) -> None:
         """Learn of the dump that is replayed which attributes change while stages run."""
-        now, then = call.identity, call.meta.identity
+        now, then = call.identity, meta.identity
         if isinstance(now, Identity) and then is not None and then.changing:
             changing = {n for n in then.changing if is_below(f"arguments.{n}", now.compared)}
             if changing:
@@ -179,32 +179,36 @@ class Identities:
             once(f"code of {name}", f"{what} compares it", name, typed)
         return []
 
-    def of_prompts(self, call: Call) -> tuple[list[str | None], Identity]:
-        """What tells each of the prompts of a queue apart, and what all are submitted under.
+    def of_prompts(
+        self, call: Call, submitted: Identity | None
+    ) -> tuple[list[str | None], Identity]:
+        """What names each of the prompts of a queue, and what their rollouts depend on besides.
 
-        The former is the prompt itself, the stage, what is asked, and the arguments that differ
-        from their defaults. None for prompts that cannot be compared, as :meth:`of_call` has it, or
-        have only uids.
+        The former is a hash of the stage and the prompt; None for prompts that have only uids, and
+        empty for those that cannot be compared, as :meth:`of_call` has it. A refill depends on what
+        its step was `submitted` under, and on what it gives itself.
         """
         from rlskip.format.prompt_digests import digests_of  # needs torch
 
-        given, arguments = dict[str, Any](), self.arguments_of(call)
-        if arguments is not None:
-            for name in arguments.values.keys() - arguments.usual:
-                given[f"arguments.{name}"] = arguments.values.pop(name)
-        conditions = self.made_by(call, arguments, {}).without("stage")
         try:
-            made = canonical({**self._asked_of(call), **given, "stage": call.stage.stage})
+            arguments, asked = self.arguments_of(call), self._asked_of(call)
             digests = digests_of(call.prompts, call.stage.prompt_groups, NEUTRAL_META)
         except UnsupportedTypeError as error:
-            self._refuse_uncomparable(error)
-            return [None] * len(uids_of(call.prompts)), conditions
+            self._refuse_uncomparable(call.explained(error))
+            return [""] * len(uids_of(call.prompts)), self.made_by(call, None, {})
+        if submitted is None:
+            made = self.made_by(call, arguments, asked)
+        else:
+            if arguments is not None:
+                given = arguments.values.keys() - arguments.usual
+                asked |= {f"arguments.{name}": arguments.values[name] for name in given}
+            made = submitted.adding(asked)
         if None in digests:
             what = "nothing but uids tells the prompts apart, so each is served by the group at its"
             self._notices.once("by-position", f"{what} position in the batch")
-            return [None] * len(digests), conditions
-        hashed = [xxhash.xxh3_128_hexdigest(f"{digest} {made}".encode()) for digest in digests]
-        return [*hashed], conditions
+            return [None] * len(digests), made
+        named = (f"{digest} {call.stage.stage}" for digest in digests)
+        return [xxhash.xxh3_128_hexdigest(name.encode()) for name in named], made
 
     def _refuse_uncomparable(self, error: UnsupportedTypeError) -> None:
         if self._local_config.on_mismatch == "error":

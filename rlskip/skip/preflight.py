@@ -76,7 +76,7 @@ def unusable(skip: Role, steps: Iterable[int], called_with: Mapping[str, Any]) -
             reason: str | None = ""
             read = (one.read_meta(p.step, p.call) for one, p in every if not own or p.step in steps)
             for meta in filter(None, read):
-                if (reason := _made_for_others(dumps, [meta], called_with)) is None:
+                if (reason := made_for_others(dumps, [meta], called_with)) is None:
                     break
             why |= dict.fromkeys(steps, reason)
     return {step: reason for step, reason in why.items() if reason is not None}
@@ -105,7 +105,7 @@ def _why_not(
     if lost := sorted((calls - metas.keys()) | ({*store.quarantined(step)} - calls)):
         named = ", ".join(store.place(step, call).name for call in lost)
         return f"lack {named}, which is damaged (once made again, prune --quarantined forgets it)"
-    if differs := _made_for_others(dumps, metas.values(), called_with):
+    if differs := made_for_others(dumps, metas.values(), called_with):
         return differs
     if (ranks := store.world_size) > 1:
         listed = store.listed_by_step().get(step, ())
@@ -115,7 +115,7 @@ def _why_not(
     return None
 
 
-def _made_for_others(
+def made_for_others(
     dumps: Dumps, metas: Iterable[DumpMeta], called_with: Mapping[str, Any]
 ) -> str | None:
     """What dumps were made for instead, if that is a mismatch; prompts are not compared."""

@@ -2,8 +2,8 @@
 
 Where prompts are *submitted*, dumped groups enter the queue under the new uids, and only prompts
 that have none reach the trainer's own function. Where a batch is *sampled*, the groups that were
-generated are dumped. The root tags carry the step, position and content of their prompt, so it may
-be in another process.
+generated are dumped. That may be in another process: the root tags carry the step, position and
+content of their prompt, and under which name it is kept what its rollouts depend on besides.
 
 A trainer that discards groups has two seams more: those that are *evicted* are dumped with the next
 sampled batch, and what the dump lacks of a *refill* is generated, which is not a mismatch.
@@ -16,11 +16,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from rlskip import keys
 from rlskip.batch.columns import select, uids_of
 from rlskip.config.facts import HostFacts
 from rlskip.config.skip import SkipAction
 from rlskip.errors import ConfigError, MismatchError
-from rlskip.keys import DUMP_CONTENT, DUMP_POSITION, JOURNAL_NAME, RUNNING, STATUS, dump_tag
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
 from rlskip.skip.groups import (
@@ -31,15 +31,18 @@ from rlskip.skip.groups import (
     Entering,
     Plan,
     Submitted,
-    by_content,
+    differing_least,
     groups_of_batch,
     is_complete,
     phase_of,
     queue_of,
     without_superseded,
 )
+from rlskip.skip.kept_config import keep_config, read_config
+from rlskip.skip.preflight import made_for_others
 from rlskip.skip.role import Role
 from rlskip.skip.run_dumps import Group, groups_in
+from rlskip.skip.stage_runner import not_dumped
 from rlskip.store import CorruptDumpError, DumpError, Identity
 from rlskip.store.index import QUEUED
 from rlskip.store.layout import part_name, part_number
@@ -70,18 +73,16 @@ class GroupRole(Role):
         self._identities = self.dumps.identities
         self._repeats = local_config.action == SkipAction.REPEAT
         self._submitted: dict[int, Submitted] = {}
-        # By step, what one dump has.
-        self._evicted: list[tuple[int, dict[str, Any]]] = []
+        self._evicted: list[dict[str, Any]] = []  # what one dump has, each
 
     def observes(self, stage: Stage) -> bool:
         return phase_of(stage) in (SAMPLE, EVICT)
 
     def count(self, call: Call, result: Any, *, replayed: bool) -> tuple[int, int, int, float]:
         """Count prompts: some may be replayed where the stage ran for the others."""
-        plan: Plan = call.identity
+        plan: Plan = call.found
         elsewhere = sum(group.key.step != call.step for group in plan.served)
-        saved = call.facts.get("seconds_saved", 0.0)
-        return len(plan.uids), len(plan.served), elsewhere, saved
+        return len(plan.uids), len(plan.served), elsewhere, call.facts.get("seconds_saved", 0.0)
 
     def begin_visit(self) -> None:
         for submitted in self._submitted.values():
@@ -91,12 +92,13 @@ class GroupRole(Role):
         """How many prompts the run that made the dump of `step` submitted there; 0 without one."""
         if step not in self.local_config.steps or self.dumps.by_prompt:
             return 0
-        groups = self._dumped(self._source(step), self._identities.conditions)
-        return groups[-1].position + 1 if groups else 0
+        dumped = self._dumped(self._source(step))
+        fits = (self._repeats or not made_for_others(self.dumps, [one.meta], {}) for one in dumped)
+        return max((one.position + 1 for one in itertools.compress(dumped, fits)), default=0)
 
     def find(self, call: Call) -> bool:
         """Plan the batch, and load all that enters the queue for it before any of it does."""
-        plan = call.identity = self._plan(call)
+        plan = call.found = self._plan(call)
         call.at_end(self._undo, call)
         if plan.rest:
             self.dumps.notices.log_hidden()
@@ -107,7 +109,7 @@ class GroupRole(Role):
         return bool(plan.served) and not plan.rest
 
     def replay(self, call: Call) -> None:
-        plan: Plan = call.identity
+        plan: Plan = call.found
         first, metas = plan.served[0], plan.served.metas.values()
         if self.local_config.restore_rng:
             restore_rng(self.dumps.store.load(first.key.step, part="aside"))
@@ -121,15 +123,16 @@ class GroupRole(Role):
         self.dumps.notices.replayed(call.step, first.meta, found)
 
     def before_stage(self, call: Call) -> None:
-        plan: Plan = call.identity
+        plan: Plan = call.found
         (queue, partition_id), enters = queue_of(call), plan.enters
         call.ending.pop_all()  # from here on it is not undone
         # Without a `rest` the dump has just proved unusable.
         if plan.rest and enters and self._give_rest(call, plan):
             # Running until the others are submitted, so that no sampler considers the step finished
             # before.
+            running = {keys.STATUS: keys.RUNNING}
             roots = enters.roots.values()
-            underway = [{**tag, STATUS: RUNNING} if STATUS in tag else tag for tag in roots]
+            underway = [{**tag, **running} if keys.STATUS in tag else tag for tag in roots]
             queue.put(list(enters.roots), partition_id, None, underway)
             call.at_end(enters.put, queue, partition_id)
             log.info("rlskip: step %d: %s; the others are submitted", call.step, plan)
@@ -138,12 +141,20 @@ class GroupRole(Role):
             self.dumps.ledger.give_back(call.parts)
             plan.groups = [None] * len(plan.uids)  # all prompts are submitted
         self._submitted[call.step].generates = True
-        tags = [dump_tag(call.step, plan.position + i, plan.contents[i]) for i in plan.rest]
+        try:
+            made = keep_config(self.dumps.directory, call.identity.as_json())
+        except OSError as error:
+            not_dumped(self, call, error)
+            return
+        tags = [
+            keys.dump_tag(call.step, plan.position + i, plan.contents[i] or None, made)
+            for i in plan.rest
+        ]
         queue.put([plan.uids[i] for i in plan.rest], partition_id, tags=tags)
 
     def _undo(self, call: Call) -> None:
         """A call that failed before any of it entered the queue is as if it had not been made."""
-        plan: Plan = call.identity
+        plan: Plan = call.found
         if call.failed:
             submitted = self._submitted[call.step]
             submitted.prompts -= len(plan.uids)
@@ -167,10 +178,9 @@ class GroupRole(Role):
     def _plan(self, call: Call) -> Plan:
         step, refills = call.step, phase_of(call.stage) == REFILL
         submitted = self._submitted.setdefault(step, Submitted())
-        contents, conditions = self._identities.of_prompts(call)
-        if not refills:
-            submitted.conditions = conditions
-        present = submitted.conditions or self._identities.conditions
+        within = submitted.identity if refills else None
+        contents, present = self._identities.of_prompts(call, within)
+        call.identity = present
         # The lock from the look until they are taken: of two batches that are submitted side by
         # side each gets groups of its own.
         with self.dumps.ledger.lock:
@@ -178,16 +188,21 @@ class GroupRole(Role):
                 where, match = "the run", self._by_prompt(step, contents, present)
             else:
                 if submitted.found is None:
-                    submitted.found = self._dumped(self._source(step), present)
+                    submitted.found = self._dumped(self._source(step))
                 source = next((group.key.step for group in submitted.found), step)
-                where, match = f"the dump of step {source}", self._by_step(contents, submitted)
+                where = f"the dump of step {source}"
+                match, odd = submitted.match(contents, None if self._repeats else present)
+                if odd and not refills:
+                    self._replace(odd, submitted, present)
             groups = [group if group and group.count else None for group in match]
             plan = Plan(uids_of(call.prompts), contents, groups, where, submitted.prompts)
             for meta in plan.served.metas.values():
                 self._identities.differences(present, meta)  # logs what is noteworthy
+                self._identities.learn(call, meta)
             if None in match and submitted.found and not refills:
                 self._judge(step, plan, submitted)
             submitted.prompts += len(plan.uids)
+            submitted.identity = submitted.identity if refills else present
             submitted.served.update(plan.served)
             if self.dumps.by_prompt:
                 call.parts = plan.served
@@ -201,27 +216,26 @@ class GroupRole(Role):
         self.dumps.run.first = step if self.dumps.run.first is None else self.dumps.run.first
         found = self.dumps.run.choose(contents, step, present)
         if None in found and (odd := self.dumps.run.odd(contents, step, present)):
-            self.dumps.reject(odd.differs(present), odd.key, replaces=False)
+            self.dumps.reject_group(odd, present)
         return found
 
-    def _by_step(self, contents: Sequence[str | None], submitted: Submitted) -> list[Group | None]:
-        """For each prompt a group that the visit found at its step, and has not used."""
-        prompts = len(contents)
-        if self._repeats:
-            if len(submitted.left) < prompts:
-                submitted.served.clear()  # one that used all starts over
-            return [*submitted.left, *[None] * prompts][:prompts]
-        if any(contents):  # they have more than uids
-            return by_content(submitted.left, contents)
-        return [*submitted.left] if len(submitted.left) == prompts else [None] * prompts
+    def _replace(self, odd: Sequence[Group], submitted: Submitted, present: Identity) -> None:
+        """Refuse a batch because of these groups; or what is generated replaces their dumps.
+
+        Dumps that differ more stay, and those that serve the visit.
+        """
+        served = {group.key for group in submitted.served}
+        for group in differing_least(odd, present):
+            self.dumps.reject_group(group, present, replaces=group.key not in served)
+            submitted.found = [one for one in submitted.found or () if one.key != group.key]
 
     def _source(self, step: int) -> int:
         """The step whose dump is replayed at `step`: itself unless a repeat finds another."""
         nearest = self.dumps.store.nearest(step) if self._repeats else None
         return step if nearest is None else nearest
 
-    def _dumped(self, step: int, present: Identity) -> list[Group]:
-        """The groups of a step's dump, if they were made under the `present` conditions."""
+    def _dumped(self, step: int) -> list[Group]:
+        """The groups of a step's dump."""
         groups, store = list[Group](), self.dumps.store
         try:
             found = map(part_number, {*store.calls(step), *store.quarantined(step)})
@@ -235,11 +249,7 @@ class GroupRole(Role):
         except (DumpError, OSError) as error:
             log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
             return []
-        odd = next((group for group in groups if not present.fits(group.made)), None)
-        if odd is None or self._repeats:
-            return without_superseded(groups)
-        self.dumps.reject(odd.differs(present), self.dumps.store.place(step))
-        return []
+        return without_superseded(groups)
 
     def _judge(self, step: int, plan: Plan, submitted: Submitted) -> None:
         """Refuse a visit's first batch if the dump lacks prompts, which are not to be generated.
@@ -286,7 +296,7 @@ class GroupRole(Role):
             if step.root == self.dumps.directory:
                 # Nor do their sessions serve that are left in the step's journal.
                 roots = (loaded["groups"][group.start]["tags"][""] for _, group in chosen)
-                names += (str(root.get(JOURNAL_NAME)) for root in roots)
+                names += (str(root.get(keys.JOURNAL_NAME)) for root in roots)
         call.parts = [*call.parts, *names]
         self.dumps.ledger.serve(names)
         return enters
@@ -296,26 +306,28 @@ class GroupRole(Role):
     def keep(self, call: Call, result: Any) -> None:
         """Dump the groups that left the queue with `result`, as the next part of their step."""
         if (phase := phase_of(call.stage)) in (SUBMIT, REFILL):
+            self._identities.ran(call)
             return  # the prompts are submitted; their rollouts are generated later
         batch = result[0] if isinstance(result, tuple) else result
         parts = groups_of_batch(queue_of(call)[0], batch)
         if phase == EVICT:
             # With the next sampled batch: a dump without one would serve too few prompts.
-            self._evicted += parts.items()
+            self._evicted += parts
             return
-        total = sum(len(part["groups"]) for part in parts.values())
-        for step, part in parts.items():
-            self._dump(step, part, call, call.seconds * len(part["groups"]) / total)
+        total = sum(len(part["groups"]) for part in parts)
+        for part in parts:
+            self._dump(part, call, call.seconds * len(part["groups"]) / total)
         while self._evicted:  # one that cannot be dumped keeps none of the others back
-            self._dump(*self._evicted.pop(0), call, 0.0)
+            self._dump(self._evicted.pop(0), call, 0.0)
 
-    def _dump(self, step: int, part: dict[str, Any], call: Call, seconds: float) -> None:
+    def _dump(self, part: dict[str, Any], call: Call, seconds: float) -> None:
         """Write the next part of a step; `seconds` is its share of the sampling."""
-        submitted, conditions = self._submitted.get(step), self._identities.conditions
-        queued, n = [], conditions.compared["n"]
+        root = part["groups"][0]["tags"][""]
+        step, made = root[keys.DUMP_STEP], root[keys.DUMP_IDENTITY]
+        queued, n = [], self._identities.conditions.compared["n"]
         for group in part["groups"]:
             root, whole = group["tags"][""], is_complete(group, part["keys"], n)
-            queued.append([root[DUMP_CONTENT], root[DUMP_POSITION], whole])
+            queued.append([root[keys.DUMP_CONTENT], root[keys.DUMP_POSITION], whole])
         store = self.dumps.store
         there = store.calls(step)
         first = next(number for number in itertools.count() if part_name(number) not in there)
@@ -323,7 +335,7 @@ class GroupRole(Role):
         dump = store.prepare(
             step,
             part,
-            identity=(submitted and submitted.conditions) or conditions,
+            identity=Identity.from_json(read_config(self.dumps.directory, made)),
             info={**self.dumps.info(call, part["fields"]), **about},
             sidecar=capture_rng(),
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import os
-import re
 import threading
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -20,7 +19,6 @@ from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.skip.agreement import Mismatch
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
-from rlskip.skip.names import seems_to_shape
 from rlskip.skip.prompt_rows import PromptRows
 from rlskip.store import DumpMeta
 from rlskip.store.index import PROMPTS
@@ -312,17 +310,7 @@ class Visit:
             call.reason += f"; they are the same prompts as those of {elsewhere}"
             if dumps.role != VALIDATION_ROLE:
                 hint = f"skip.{dumps.role}.match=run looks in the run's other steps, too"
-        return Mismatch(key, hint or self._ignoring(differs))
-
-    def _ignoring(self, differs: Iterable[str]) -> str:
-        """How to say that what differs does not count; empty if it seems to shape rollouts."""
-        places = [line.partition(": ")[0] for line in differs]
-        names = [place.removeprefix("arguments.") for place in places]
-        for place, name in zip(places, names, strict=True):
-            if place == name or seems_to_shape(name) or not re.fullmatch(r"[\w.]+", name):
-                return ""
-        typed = self._dumps.notices.typed("skip.ignore")
-        return f"'{typed}=[{','.join(names)}]' says that it does not count"
+        return Mismatch(key, hint or dumps.ignoring(differs))
 
     def _nearest(
         self, call: Call, names: Iterable[str]

@@ -88,8 +88,7 @@ def test_nothing_but_uids_goes_by_position(dumped: Callable[..., Any]) -> None:
     assert trainer.submitted == []
 
 
-def test_identity_counts_as_content(init: Callable[..., Path]) -> None:
-    init("rollout_tq", on_mismatch="regenerate")
+def test_each_batch_of_a_step_gets_groups_of_its_own_identity(init: Callable[..., Path]) -> None:
     seeds = []
 
     class Seeded(Trainer):
@@ -102,10 +101,22 @@ def test_identity_counts_as_content(init: Callable[..., Path]) -> None:
             seeds.append(self.seed)
             Trainer.submit.__wrapped__(self, prompts)  # type: ignore[attr-defined]
 
-    trainer = Seeded(MemoryQueue())
-    for trainer.seed in (1, 2, 1, 2):  # type: ignore[attr-defined]
-        trainer.step(1, prompts("a"))
-    assert seeds == [1, 2]
+    def step(*asked: int, **skip: Any) -> list[int]:
+        """A run; which of the seeds were generated."""
+        init("rollout_tq", at=1, **skip)
+        trainer: Any = Seeded(MemoryQueue())
+        seeds.clear()
+        for trainer.seed in asked:
+            trainer.submit(prompts("a"))
+        trainer.buffer.clear(trainer.sample()[0])
+        return [*seeds]
+
+    assert step(1, 2) == [1, 2]
+    assert step(2, 1) == []
+    with pytest.raises(MismatchError, match=r"identity\.seed: 3 now, [12] in the dump"):
+        step(3)
+    assert step(2, 3, on_mismatch="regenerate") == [3], "it replaces what differs, and no other"
+    assert step(3, 2) == []
 
 
 def test_repeat_takes_the_nearest_step_by_position(

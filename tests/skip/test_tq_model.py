@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections import Counter
 from typing import Any
@@ -17,15 +18,15 @@ from rlskip.queue import MemoryQueue, to_rows
 from rlskip.skip.rollout_tq import GroupRole
 from tests.skip.trainers import Trainer, prompts, visit
 
-VISIT = st.tuples(
-    st.integers(1, 3), st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=2)
-)
+BATCH = st.tuples(st.text("abc", min_size=1, max_size=3), st.sampled_from(["plain", "plain", "x"]))
+VISIT = st.tuples(st.integers(1, 3), st.lists(BATCH, min_size=1, max_size=2))
 RUN = st.fixed_dictionaries(
     {
         "match": st.sampled_from(["step", "prompt"]),
         "on_mismatch": st.sampled_from(["error", "regenerate"]),
         "model": st.sampled_from(["counted", "status"]),
         "fails": st.sampled_from(["", "", "a", "bc"]),  # prompts that lose a session
+        "ignores": st.sampled_from([False, False, True]),  # the argument `style`
         "sampled": st.sampled_from(["once", "each", "elsewhere"]),
         "visits": st.lists(VISIT, min_size=1, max_size=3),
     }
@@ -34,12 +35,18 @@ RUN = st.fixed_dictionaries(
 
 @attrs.frozen(eq=False)
 class Known:
-    """A group that was generated, and how its run named it."""
+    """A group that was generated, and how its run named it.
+
+    Its `part` is one sample's, of prompts that were submitted with the same `style`, which is that
+    of the call, or the default where nothing is recorded of it.
+    """
 
     run: int
+    part: tuple[int, int, str]
     step: int
     position: int
     prompt: str
+    style: str
     draws: tuple[int, ...]
 
     @property
@@ -47,42 +54,94 @@ class Known:
         return len(self.draws) == 3
 
 
-class Model:
-    """What serves which prompt in one run; `known` are the groups in the order of their dumps."""
+class Parts:
+    """What is on disk: of each step the groups by part, each at the first number that is free."""
 
-    def __init__(self, known: list[Known], run: int, match: str, first: int) -> None:
-        self.known, self.run, self.match, self.first = known, run, match, first
+    def __init__(self) -> None:
+        self.known: list[Known] = []
+        self.numbers: dict[int, dict[int, Any]] = {1: {}, 2: {}, 3: {}}  # None: moved away
+
+    def add(self, one: Known) -> None:
+        numbers = self.numbers[one.step]
+        if one.part not in numbers.values():
+            free = next(i for i in range(len(numbers) + 1) if numbers.get(i) is None)
+            numbers[free] = one.part
+        self.known.append(one)
+
+    def number(self, one: Known) -> int:
+        return next(n for n, part in self.numbers[one.step].items() if part == one.part)
+
+    def remove(self, gone: set[Any]) -> None:
+        for numbers in self.numbers.values():
+            numbers.update((n, None) for n, part in [*numbers.items()] if part in gone)
+        self.known = [one for one in self.known if one.part not in gone]
+
+
+class Model:
+    """What serves which prompt in one run."""
+
+    def __init__(self, parts: Parts, number: int, run: dict[str, Any]) -> None:
+        self.parts, self.run, self.ignores = parts, number, run["ignores"]
+        self.match, self.first = run["match"], run["visits"][0][0]
+        self.regenerates = run["on_mismatch"] == "regenerate"
         self.served: list[Known] = []
         self.generates: set[int] = set()
 
     def visit(self, step: int) -> None:
         self.step, self.position = step, 0
-        if self.match == "step":  # a visit is enough, and finds what is there when it begins
-            mine = [one for one in self.known if one.step == step]
-            found: dict[tuple[str, int], Known] = {}
+        self.found: list[Known] | None = None
+
+    def look(self) -> list[Known]:
+        """What the visit finds as it begins; by prompt, what other runs have left."""
+        step, parts = self.step, self.parts
+        if self.match == "prompt":
+            others = [one for one in parts.known if one.run != self.run]
+            others.sort(key=lambda one: (one.step < self.first, one.step, parts.number(one)))
+            return others
+        if self.found is None:
+            mine = sorted((o for o in parts.known if o.step == step), key=parts.number)
+            found: dict[tuple[str, str, int], Known] = {}
             for one in sorted(mine, key=lambda one: not one.is_complete):
-                found.setdefault((one.prompt, one.position), one)
+                found.setdefault((one.style, one.prompt, one.position), one)
             self.found = sorted(found.values(), key=lambda one: one.position)
             self.served = []
-        else:
-            others = (one for one in self.known if one.run != self.run)
-            self.found = sorted(others, key=lambda one: (one.step < self.first, one.step))
+            if None in parts.numbers[step].values():  # it cannot be told what that had
+                self.generates.add(step)
+        return self.found
 
-    def refusal(self, batch: str) -> str:
-        """How it is refused that the dump of the step lacks prompts of the visit's first batch."""
-        left = Counter(one.prompt for one in self.found)
-        is_first = self.match == "step" and self.position == 0 and self.step not in self.generates
-        if not (is_first and left and Counter(batch) - left):
+    def fits(self, one: Known, style: str) -> bool:
+        return self.ignores or one.style == style
+
+    def refusal(self, batch: str, style: str) -> str:
+        """How a batch is refused; without that, what is generated replaces what differs."""
+        found = [one for one in self.look() if one not in self.served]
+        if self.match == "prompt":
+            there = [one for one in found if one.is_complete]
+            fits = Counter(one.prompt for one in there if self.fits(one, style))
+            any_way = Counter(one.prompt for one in there)
+            is_odd = Counter(batch) - fits and not Counter(batch) - any_way
+            return "was made for another call: arguments.style" if is_odd else ""
+        fitting = [one for one in found if self.fits(one, style)]
+        lacking = Counter(batch) - Counter(one.prompt for one in fitting)
+        odd = [one for one in found if one.prompt in lacking and not self.fits(one, style)]
+        if odd and self.regenerates:
+            gone = {one.part for one in odd if one.style == odd[0].style}
+            self.parts.remove(gone - {one.part for one in self.served})
+            self.found = [one for one in self.look() if one.part not in gone]
+        if odd:
+            return "was made for another call: arguments.style"
+        if self.position or self.step in self.generates or not found or not lacking:
             return ""
-        complete = Counter(one.prompt for one in self.found if one.is_complete)
+        complete = Counter(one.prompt for one in fitting if one.is_complete)
         served = (Counter(batch) & complete).total()
         return f"step {self.step} serves {served} of the batch's {len(batch)} prompts"
 
-    def submit(self, prompt: str) -> Known | None:
+    def submit(self, prompt: str, style: str) -> Known | None:
         """The group that serves a prompt, from now on no other one; None: it is generated."""
         self.position += 1
-        for one in self.found:
-            if one.prompt == prompt and one.is_complete and one not in self.served:
+        for one in self.look():
+            is_like = one.prompt == prompt and one.is_complete and self.fits(one, style)
+            if is_like and one not in self.served:
                 self.served.append(one)
                 return one
         self.generates.add(self.step)
@@ -116,42 +175,51 @@ def test_each_prompt_gets_a_group_of_its_own(examples: int) -> None:
 
 
 def each_prompt_gets_its_group(runs: list[dict[str, Any]]) -> None:
-    known: list[Known] = []
+    parts, samples = Parts(), itertools.count()
     with tempfile.TemporaryDirectory() as folder:
         for number, run in enumerate(runs):
-            match, sampled = run["match"], run["sampled"]
-            skip = {"dump_dir": folder, "match": match, "on_mismatch": run["on_mismatch"]}
+            sampled, ignore = run["sampled"], ["style"] * run["ignores"]
+            skip = {"dump_dir": folder, "ignore": ignore, "match": run["match"]}
+            skip["on_mismatch"] = run["on_mismatch"]
             SkipManager.init({"skip": {**skip, "rollout_tq": {"enable": True}}})
             viable = {"on_incomplete": "min_viable", "min_viable": 1}
             trainer = Trainer(MemoryQueue(), run["model"], **viable)
             trainer.fails = {(prompt, 0) for prompt in run["fails"]}
-            model = Model(known, number, match, run["visits"][0][0])
+            model = Model(parts, number, run)
             for step, batches in run["visits"]:
                 visit(step)
                 model.visit(step)
-                due: dict[str, tuple[str, int, Known | None]] = {}
-                for texts in batches:
+                due: dict[str, tuple[str, str, int, Known | None]] = {}
+                for texts, style in batches:
                     batch, trainer.submitted = prompts(*texts), []
-                    if run["on_mismatch"] == "error" and (refusal := model.refusal(texts)):
+                    refusal = model.refusal(texts, style)
+                    if is_refused := bool(refusal) and run["on_mismatch"] == "error":
                         with pytest.raises(MismatchError, match=refusal):
-                            trainer.submit(batch)
+                            trainer.submit(batch, style)
                         assert trainer.submitted == []
-                        assert trainer.queue.list("train") == {}
+                        assert {*batch["uid"]}.isdisjoint(trainer.queue.list("train"))
+                    else:
+                        for uid, text in zip(batch["uid"], texts, strict=True):
+                            position, served = model.position, model.submit(text, style)
+                            due[uid] = text, style, position, served
+                        trainer.submit(batch, style)
+                        misses = [due[uid][0] for uid in batch["uid"] if due[uid][3] is None]
+                        assert trainer.submitted == misses
+                    is_last = is_refused or (texts, style) is batches[-1]
+                    if due and (is_last or sampled != "once"):
+                        trained = sample(trainer, sampled == "elsewhere")
+                        assert trained.keys() == due.keys()
+                        nth = next(samples)
+                        for uid, (text, given, position, served) in due.items():
+                            if served is not None:
+                                assert trained[uid] == served.draws
+                                continue
+                            kept = "plain" if run["ignores"] else given
+                            part = number, nth, kept
+                            new = Known(number, part, step, position, text, kept, trained[uid])
+                            parts.add(new)
+                            assert new.is_complete == (text not in run["fails"])
+                        due = {}
+                    if is_refused:
                         break
-                    for uid, text in zip(batch["uid"], texts, strict=True):
-                        due[uid] = text, model.position, model.submit(text)
-                    trainer.submit(batch)
-                    misses = [due[uid][0] for uid in batch["uid"] if due[uid][2] is None]
-                    assert trainer.submitted == misses
-                    if sampled == "once" and texts is not batches[-1]:
-                        continue
-                    trained = sample(trainer, sampled == "elsewhere")
-                    assert trained.keys() == due.keys()
-                    for uid, (text, position, served) in due.items():
-                        if served is not None:
-                            assert trained[uid] == served.draws
-                        else:
-                            known.append(Known(number, step, position, text, trained[uid]))
-                            assert known[-1].is_complete == (text not in run["fails"])
-                    due = {}
             SkipManager.reset()

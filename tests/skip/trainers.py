@@ -115,7 +115,7 @@ class Trainer:
         self.fails: set[tuple[str, int]] = set()  # (text, session id)
 
     @SkipManager.annotate(role="rollout_tq", queue=lambda self, *_, **__: self.queue)
-    def submit(self, prompts: dict[str, Any]) -> str:
+    def submit(self, prompts: dict[str, Any], style: str = "plain") -> str:
         step = SkipManager.step or 0
         uids, texts = list(prompts["uid"]), list(prompts.get("text", prompts["uid"]))
         self.submitted += texts
