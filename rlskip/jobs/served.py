@@ -124,9 +124,10 @@ class Enclosing:
     """The call of a stage, of a `step`, that encloses some code, and what it ``needs``.
 
     ``calls`` are it and the calls that enclose it: by role, the name of the call among the step's,
-    which is the same in every run; empty where the role tells its calls apart by their prompts
-    (``rollout_tq``). A stage that calls its own role again (its base class's function, say) is one
-    call, and a dispatcher in a stage tells by the names which call submits a prompt.
+    which is the same in every run. Role ``rollout_tq`` tells its calls apart by their prompts, and
+    names one by its arguments alone; empty without any. A stage that calls its own role again (its
+    base class's function, say) is one call, and a dispatcher in a stage tells by the names which
+    call submits a prompt.
     """
 
     step: int

@@ -181,6 +181,8 @@ class GroupRole(Role):
         within = submitted.identity if refills else None
         contents, present = self._identities.of_prompts(call, within)
         call.identity = present
+        if present.says_more_than(self._identities.conditions):  # else who has no role resumes, too
+            call.name = "groups"
         # The lock from the look until they are taken: of two batches that are submitted side by
         # side each gets groups of its own.
         with self.dumps.ledger.lock:

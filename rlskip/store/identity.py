@@ -143,6 +143,10 @@ class Identity:
                     passed.add(name)
         return {*names} - passed
 
+    def says_more_than(self, other: Identity) -> bool:
+        """Whether it compares what `other` does not, besides a stage and defaults."""
+        return bool(self.compared.keys() - other.compared.keys() - self._usual - {"stage"})
+
     def digest(self) -> str:
         """Where to look for its dumps: a hash of role, stage and prompts, 16 hex digits."""
         return self._hash(["role", "stage", "prompts"])

@@ -23,6 +23,7 @@ N = 2
 def _job(job: None) -> None: ...
 
 
+@pytest.mark.parametrize("role", ["rollout", "rollout_tq"])
 @pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize(
     ("options", "resumed"),
@@ -30,13 +31,13 @@ def _job(job: None) -> None: ...
     ids=str,
 )
 def test_sessions_of_a_call_with_other_arguments_are_not_resumed(
-    tmp_path: Path, options: dict[str, Any], resumed: int, in_thread: bool
+    tmp_path: Path, options: dict[str, Any], resumed: int, in_thread: bool, role: str
 ) -> None:
     ran: list[int] = []
     executor = ThreadPoolExecutor(1)  # which gives no context on
     for given, ends_at in (({"style": "long", "seed": 1}, 2), (options, 2 * N)):
         ran.clear()
-        SkipManager.init({"skip": {"dump_dir": str(tmp_path), "rollout": {"enable": True}}})
+        SkipManager.init({"skip": {"dump_dir": str(tmp_path), role: {"enable": True}}})
         dispatch = {"rollout_level": True, "n": N, "journal": True}
         config = {"dispatch": {**dispatch, "max_concurrent_rollouts_per_worker": 1}}
 
@@ -46,17 +47,16 @@ def test_sessions_of_a_call_with_other_arguments_are_not_resumed(
             ran.append(session.session_id)
             return {"draw": torch.ones(1)}
 
-        @SkipManager.annotate(role="rollout", prompts="contents")
-        def generate(contents: torch.Tensor, options: dict[str, Any]) -> Any:
-            prompts = [{"uid": f"u{one}", "input_ids": one} for one in contents]
+        @SkipManager.annotate(role, **({"queue": MemoryQueue()} if "_" in role else {}))
+        def generate(prompts: list[dict[str, Any]], options: dict[str, Any]) -> Any:
             collect = functools.partial(dispatcher.collect, prompts, step=3)
             return (executor.submit(collect).result() if in_thread else collect())[0]
 
         SkipManager.set_step(3)
-        pool, store = LocalPool(worker, 1), SkipManager.store("rollout")
+        pool, store = LocalPool(worker, 1), SkipManager.store(role)
         may_end = contextlib.suppress(IncompleteRolloutError)
         with RolloutDispatcher(pool, None, config, store=store) as dispatcher, may_end:
-            generate(torch.tensor([[1], [2]]), given)
+            generate([{"uid": f"u{i}", "input_ids": torch.tensor([i])} for i in (1, 2)], given)
     assert len(ran) == 2 * N - resumed
 
 
