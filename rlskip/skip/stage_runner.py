@@ -185,7 +185,7 @@ def _running(role: Role, call: Call) -> Iterator[None]:
     calls, running = enclosing.get().calls, list[Enclosing]()
     if not call.is_observed:
         # By what a journal knows it: a call with other arguments resumes none of its sessions.
-        digest = call.identity.compared_digest() if call.name else ""
+        digest = call.identity.digest(whole=True) if call.name else ""
         calls = {**calls, role.role: f"{call.name}-{digest}{call.again}" if call.name else ""}
         running = running if role.dumps is None else role.dumps.ledger.running
     call.needs = Needs(call.stage.lacks)

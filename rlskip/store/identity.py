@@ -15,6 +15,7 @@ _LONG = 1 << 12  # characters
 _ARGUMENTS = "arguments."
 _DEFAULTS = "defaults"
 _PLACE, _CODE, _CHANGING = "place", "code", "changing"
+_NAMING = {"role", "stage", "prompts"}
 GIVEN = "given"
 """Noted of rollouts that were given, not generated: what they lack was not what made them."""
 
@@ -147,19 +148,16 @@ class Identity:
         """Whether it compares what `other` does not, besides a stage and defaults."""
         return bool(self.compared.keys() - other.compared.keys() - self._usual - {"stage"})
 
-    def digest(self) -> str:
-        """Where to look for its dumps: a hash of role, stage and prompts, 16 hex digits."""
-        return self._hash(["role", "stage", "prompts"])
+    def digest(self, *, whole: bool = False) -> str:
+        """Where to look for its dumps: a hash of role, stage and prompts, 16 hex digits.
 
-    def compared_digest(self) -> str:
-        """A hash of all that is compared, 16 hex digits; an argument at its default has no part."""
-        return self._hash(self.compared.keys() - self._usual)
-
-    def _hash(self, names: Collection[str]) -> str:
+        Of the `whole` call that of all that is compared; an argument at its default has no part.
+        """
         from rlskip.format.fingerprint import canonical  # here and below: who only reads needs none
 
-        chosen = {name: self.compared[name] for name in names if name in self.compared}
-        return xxhash.xxh3_64_hexdigest(canonical(chosen).encode())
+        names = self.compared.keys() - self._usual if whole else _NAMING & self.compared.keys()
+        text = canonical({name: self.compared[name] for name in names})
+        return xxhash.xxh3_64_hexdigest(text.encode())
 
     def as_json(self) -> dict[str, Any]:
         return {"compared": dict(self.compared), "noted": dict(self.noted)}

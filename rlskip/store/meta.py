@@ -34,7 +34,7 @@ def kept_info(info: Mapping[str, Any], identity: Identity | None) -> dict[str, A
     try:
         text = json.dumps(dict(info))
         plain: dict[str, Any] = json.loads(text)
-        _check_info(plain)
+        _check_info(None, None, plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise UnsupportedTypeError(f"cannot keep this info: {error}", "info") from error
     nbytes = len(text) + len(json.dumps(identity.as_json() if identity else None))
@@ -47,7 +47,7 @@ def kept_info(info: Mapping[str, Any], identity: Identity | None) -> dict[str, A
     return plain
 
 
-def _check_info(info: Mapping[str, Any]) -> None:
+def _check_info(meta: object, field: object, info: Mapping[str, Any]) -> None:
     """Raise ValueError where entries that rlskip itself reads are not of their type."""
     seconds, generation = info.get("seconds", 0), info.get("generation", "0")
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
@@ -58,7 +58,7 @@ def _check_info(info: Mapping[str, Any]) -> None:
         raise ValueError(f"info['generation'] is {generation!r:.80}, not up to 15 hex digits")
 
 
-def _check_time(meta: DumpMeta, field: object, created: str) -> None:
+def _check_time(meta: object, field: object, created: str) -> None:
     if datetime.fromisoformat(created).tzinfo is None:
         raise ValueError(f"{created!r} has no time zone")
 
@@ -87,9 +87,7 @@ class DumpMeta:
     #: JSON that the caller adds, such as the job's id. rlskip itself reads ``seconds`` (what the
     #: stage took, a finite number from 0 on), ``place`` (of the call among those of its step) and
     #: ``generation`` (of several ranks, up to 15 hex digits).
-    info: Mapping[str, Any] = attrs.field(
-        factory=dict, validator=[instance_of(dict), lambda _, __, info: _check_info(info)]
-    )
+    info: Mapping[str, Any] = attrs.field(factory=dict, validator=[instance_of(dict), _check_info])
     version: int = attrs.field(default=VERSION, validator=_NUMBER)
 
     def to_bytes(self) -> bytes:
