@@ -88,8 +88,9 @@ class Visit:
         """
         if not call.failed:
             return
-        name, found, written = call.name, call.found, call.written
-        call.name, call.found, call.written = "", None, None
+        with self.lock:  # a thread that outlives its cancelled task may end it at the same time
+            name, found, written = call.name, call.found, call.written
+            call.name, call.found, call.written = "", None, None
         if written is not None:  # the trainer got no such rollouts
             self._store.quarantine(self.step, "its call was cancelled", written.call)
             self.free(written)
