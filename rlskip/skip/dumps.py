@@ -207,9 +207,9 @@ class Dumps:
         Without fields that this run needs ``on_mismatch`` applies to it, or CorruptDumpError. What
         the stage did not return when it was needed then does not count: nor would it now.
         """
-        never = meta.info.get("lacks")
-        lacking = [] if call.stage.lacks is None else call.stage.lacks(rollouts)
-        if lacking := [one for one in lacking if not isinstance(never, list) or one not in never]:
+        lacks, never = call.stage.lacks, meta.info.get("lacks")
+        never = never if isinstance(never, list) else []
+        if lacks and (lacking := [one for one in lacks(rollouts) if one not in never]):
             what = f"the dump of {found} lacks what this run needs: {', '.join(lacking)}"
             self.reject(what, found, replaces=found.root == self.directory)
             if found == call.found and found.step == call.step:

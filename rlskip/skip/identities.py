@@ -170,9 +170,10 @@ class Identities:
         if place := present.moved_from(made):
             what = "the dumps were made in %s, by the same function, and are replayed in %s"
             once(f"place {place}", what, place, present.noted["place"], level=logging.INFO)
-        if others := "; ".join(line for line in noteworthy if not line.startswith("code: ")):
-            once(f"noteworthy {others}", "replayed although it differs: %s", others)
-        if any(line.startswith("code: ") for line in noteworthy):
+        others = [line for line in noteworthy if not line.startswith("code: ")]
+        if said := "; ".join(others):
+            once(f"noteworthy {said}", "replayed although it differs: %s", said)
+        if len(others) < len(noteworthy):
             name = present.noted["code"].partition(",")[0]
             what = "replayed although the code of %s has changed since the dump was made; %s=[code]"
             typed = self._notices.typed("skip.identity")

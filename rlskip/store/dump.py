@@ -226,7 +226,7 @@ class OpenDump:
                 what = f"{', '.join(sorted(missing))} is missing"
                 raise CorruptDumpError(what, str(place.directory)) from None
             raise
-        if any(getattr(meta, name) != value for name, value in place.whose.items()):
+        if place != Place(place.root, meta.step, meta.call, meta.rank, meta.world_size):
             what = f"it was written for step {meta.step}, call {meta.call!r}, "
             raise CorruptDumpError(f"{what}rank {meta.rank} of {meta.world_size}", where)
         if size != meta.stored:
