@@ -64,7 +64,7 @@ class CallRole(Role):
     def flight(self) -> SingleFlight | None:
         """Lets one job at a time generate what several lack; None: every job may."""
         c = self.local_config
-        if self.support_online_step or c.on_miss != "generate" or c.wait_s <= 0:
+        if self.support_online_step or c.wait_s <= 0:
             return None
         group = self.ranks.group if self.ranks else RankGroup()
         return SingleFlight(self.dumps.directory, group, wait_s=c.wait_s)

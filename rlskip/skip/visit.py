@@ -161,8 +161,11 @@ class Visit:
         """
         differences = self._dumps.identities.differences
         unnamed: tuple[Place, DumpMeta] | None = None
-        served = set[str]() if self._config.match == "step" else self._served(call.name)
-        call.again = ""
+        served, call.again = set[str](), ""
+        if self._config.match != "step":  # later dumps of such a call may serve another one
+            others = self._listed_of.get(call.name.rpartition("-")[0], ())
+            keys = (self._store.place(self.step, name) for name in others)
+            served = {*filter(None, map(self.taken.get, keys))}
         for key in self.candidates(call):
             if (meta := self._store.read_meta(key.step, key.call)) is None:
                 continue
@@ -184,12 +187,6 @@ class Visit:
         differences(call.identity, unnamed[1])  # says that it records none
         key, call.meta = unnamed
         return key
-
-    def _served(self, name: str) -> set[str]:
-        """The checksums of later dumps of such a call that have served another one of the visit."""
-        digest = name.rpartition("-")[0]
-        keys = (self._store.place(self.step, call) for call in self._listed_of.get(digest, ()))
-        return {*filter(None, map(self.taken.get, keys))}
 
     def _elsewhere(self, call: Call) -> Any:
         """The nearest dump of another step that was made for such a call."""
