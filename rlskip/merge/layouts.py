@@ -3,20 +3,19 @@
 A packed batch is a TensorDict with jagged fields: nested tensors in layout ``torch.jagged``, the
 values of all rows in one tensor (``.values()``), and the offsets of the rows in it.
 
-Lists are walked as they are. As jagged tensors at the edge they would be one layout with packed
-batches, but making those alone takes 13 ns for each id (``numpy.fromiter``, the fastest way), where
-SkyRL's whole merge takes 17 and this one 12.
+Both are linked as arrays. Of a list, ``array.fromlist`` makes one in a third of the time in which
+``numpy.fromiter`` does, and faster than two lists are compared.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain as flatten
 from itertools import pairwise
 from typing import Any
 
-import attrs
 import numpy as np
 import torch
 from tensordict import NonTensorStack, TensorDictBase
@@ -40,60 +39,26 @@ from rlskip.merge.turns import (
 _IDS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32)
 
 
-@attrs.frozen
-class ListRows(Rows):
-    """Rows as Python lists. Comparing them costs most of a merge: a slice touches every token.
-
-    The tokens of a row that ends a chain are therefore kept in a list, which the next row extends.
-    """
-
-    _contexts: dict[int, list[int]] = attrs.field(factory=dict, init=False, eq=False, repr=False)
-
-    def continues(self, j: int, i: int) -> bool:
-        later, start, end = self.prompts[j], len(self.prompts[i]), self.length(i)
-        if self.responses[i] != later[start:end]:
-            return False
-        context = self._contexts.pop(i, None) or [*self.prompts[i], *self.responses[i]]
-        if not _starts_with(later, context):
-            return False
-        context += later[end:]
-        context += self.responses[j]
-        self._contexts[j] = context
-        return True
-
-
-class _End:
-    """Ends a list, and records whether a comparison reached it."""
-
-    reached = False
-
-    def __eq__(self, other: object) -> bool:
-        self.reached = True
-        return False
-
-    def __lt__(self, other: object) -> bool:
-        return True
-
-
-def _starts_with(later: list[int], context: list[int]) -> bool:
-    """Whether `context` is a prefix of `later`, without copying either."""
-    if len(context) >= len(later):
-        return context == later
-    # The first items that differ decide the order: `end` does if all items before it are equal.
-    end = _End()
-    context.append(end)  # type: ignore[arg-type]
-    _ = context < later
-    context.pop()
-    return end.reached
-
-
 def list_rows(out: Mapping[str, Any]) -> Rows:
     """The checked tokens of a list batch."""
     turns.expect_a(dict, out)
     turns.check_carried([name for name, value in out.items() if value is not None])
     turns.check_rows(out)
     spans = turns.trajectories(out.get(TRAJECTORIES), out.get(IS_LAST))
-    return ListRows(out[PROMPTS], out[RESPONSES], spans)
+    with turns.naming_odd_tokens(out):
+        prompts, responses = ([*map(_ids, out[name])] for name in (PROMPTS, RESPONSES))
+    return Rows(prompts, responses, spans)
+
+
+def _ids(row: list[int]) -> np.ndarray:
+    """The ids of a row as an array, of which any is refused that is not an integer of 64 bits."""
+    try:
+        ids = array("I")
+        ids.fromlist(row)
+    except OverflowError:  # negative, or wide
+        ids = array("q")
+        ids.fromlist(row)
+    return np.asarray(ids)
 
 
 def fold_lists(out: Mapping[str, Any], rows: Rows, chains: list[Chain]) -> dict[str, Any]:

@@ -159,3 +159,18 @@ def test_a_batch_of_an_odd_type_or_with_an_odd_token(two_turns, value):
     with pytest.raises(MergeError) as error:
         merge(two_turns, merge_config())
     assert error.value.where == "loss_masks[1][0]"
+
+
+@pytest.mark.parametrize("name", ["prompt_token_ids", "response_ids"])
+@pytest.mark.parametrize("value", [1.5, 1.0, "1", None, [1], 1 << 63])
+def test_a_token_that_is_no_id(two_turns, name, value):
+    two_turns[name][1][0] = value
+    with pytest.raises(MergeError) as error:
+        merge(two_turns, merge_config())
+    assert error.value.where == f"{name}[1][0]"
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 31, 1 << 40, -(1 << 62), np.int64(7), torch.tensor(8)])
+def test_a_token_that_is_one(value):
+    out = turns(([value], [2]), ([value, 2, 3], [value]))
+    assert merge_stepwise_output(out)["response_ids"] == [[2, 3, value]]
