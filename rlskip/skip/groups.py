@@ -106,7 +106,7 @@ def without_superseded(groups: Sequence[Group]) -> list[Group]:
     Of prompts that were submitted under other conditions each has its own.
     """
     metas = PromptGroups(groups).metas.items()
-    made = {key: meta.identity.compared_digest() for key, meta in metas if meta.identity}
+    made = {key: meta.identity.digest(whole=True) for key, meta in metas if meta.identity}
     best: dict[tuple[str, str, int], Group] = {}
     for group in sorted(groups, key=lambda group: not group.count):
         best.setdefault((made[group.key], group.digest, group.position), group)
