@@ -282,7 +282,7 @@ def tokens_of(rows: Sequence[Mapping[str, Any]]) -> int:
     tokens = 0
     for row in rows:
         mask, responses = row.get("response_mask"), row.get("responses")
-        with contextlib.suppress(Exception):  # fields of these names may hold anything
+        with contextlib.suppress(BaseException):  # fields of these names may hold anything
             if mask is not None:
                 tokens += int(mask.sum() if hasattr(mask, "sum") else sum(mask))
             elif responses is not None:

@@ -13,18 +13,19 @@ import logging
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Group, Prompt, tokens_of
-from rlskip.dispatch.pools import Pool, Rows, returned
+from rlskip.dispatch.pools import Ended, Pool, Rows, returned
 from rlskip.dispatch.scheduler import Job, Scheduler, chunk, find_policy
 from rlskip.dispatch.sessions import (
     BatchError,
     DataFailure,
     DispatcherClosedError,
     InfrastructureFailure,
-    as_failure,
+    SessionFailure,
     cause_of,
     text_of,
 )
@@ -237,15 +238,19 @@ class Groups:
 
     def _fail(self, job: Job, error: InfrastructureFailure) -> None:
         self._give_up(job)
-        self.returned(job, None, error)
+        self._returned(job, None, error)
 
     def _give_up(self, job: Job) -> None:
         self._pool.stop(job)
         # It may write rows for a while.
         self._next_attempts[job.group.uid, job.session_id] = job.attempt + 1
 
-    def returned(self, job: Job, rows: Rows | None, error: BaseException | None) -> None:
-        """An attempt has ended; another one follows, or its session ends."""
+    def returned(self, ended: Sequence[Ended]) -> None:
+        """These attempts have ended: of each, another one follows, or its session ends."""
+        for job, rows, error in ended:
+            self._returned(job, rows, error)
+
+    def _returned(self, job: Job, rows: Rows | None, error: SessionFailure | None) -> None:
         batch = job.group.batch
         if job not in self._scheduler.running:  # it was given up
             return
@@ -255,24 +260,20 @@ class Groups:
             what = "the worker returned no rows, as one that writes them to a queue itself"
             remedy = "return the rows; or submit() to a dispatcher that has the queue"
             error = DataFailure(what, remedy=remedy)
-        if error is None:
-            length = None
-            if self._scheduler.uses_lengths:
-                length = tokens_of(rows or ()) or self._loop.time() - job.started
-            self._scheduler.done(job, length)
-            self._end(job)
-            return
-        failure = as_failure(error)
-        is_machine = isinstance(failure, InfrastructureFailure)
-        allowed = self._config.max_retries if is_machine else self._config.max_data_retries
-        job.failures += (is_machine,)
-        if job.failures.count(is_machine) <= allowed:
-            logger.warning("rlskip: %s failed and is tried again: %s", job, text_of(failure))
-            self._scheduler.retry(job)
-            return
-        logger.error("rlskip: %s failed for good: %s", job, text_of(failure), exc_info=failure)
-        job.error = cause_of(failure)
-        self._scheduler.done(job)
+        length = None
+        if error is not None:
+            is_machine = isinstance(error, InfrastructureFailure)
+            allowed = self._config.max_retries if is_machine else self._config.max_data_retries
+            job.failures += (is_machine,)
+            if job.failures.count(is_machine) <= allowed:
+                logger.warning("rlskip: %s failed and is tried again: %s", job, text_of(error))
+                self._scheduler.retry(job)
+                return
+            logger.error("rlskip: %s failed for good: %s", job, text_of(error), exc_info=error)
+            job.error = cause_of(error)
+        elif self._scheduler.uses_lengths:
+            length = tokens_of(rows or ()) or self._loop.time() - job.started
+        self._scheduler.done(job, length)
         self._end(job)
 
     def _end(self, job: Job) -> None:

@@ -14,7 +14,6 @@ import inspect
 import logging
 import math
 import os
-import threading
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -41,10 +40,9 @@ from rlskip.queue.protocol import OwnRow
 
 Worker = Callable[..., Any]
 Rows = list[OwnRow]
+Ended = tuple[Any, Rows | None, SessionFailure | None]  # a session's key, its rows and its error
 
 THREADS = 16  # the blocking calls that a worker runs at once by default
-
-_copying = threading.Lock()  # held while rows are copied, for which no code of a user's is called
 
 logger = logging.getLogger(__name__)
 
@@ -220,17 +218,17 @@ class _Local(timeouts.LoopThread):
 class Runner:
     """One worker: runs sessions on the present event loop.
 
-    Each has a `key`: `ended` is called with it once, and with what the session returned and its
-    error, or None.
+    Each has a `key`: `ended` is told it once, with what the session returned, and its error or
+    None.
     """
 
-    def __init__(self, worker: Worker, ended: Callable[..., object]) -> None:
+    def __init__(self, worker: Worker, ended: Callable[[list[Ended]], object]) -> None:
         made = worker.func if isinstance(worker, functools.partial) else worker
         self._worker = worker() if inspect.isclass(made) else worker
         self._blocks = is_blocking(worker)
         self._ended = ended
         # What ends in a turn is told together, or who is told would be woken for each of them.
-        self._untold: list[tuple[Any, Rows | None, SessionFailure | None]] = []
+        self._untold: list[Ended] = []
         self._tasks: dict[Any, asyncio.Task[None]] = {}
         self._pid = os.getpid()
 
@@ -274,8 +272,7 @@ class Runner:
 
     def _tell(self) -> None:
         untold, self._untold = self._untold, []
-        for ended in untold:
-            self._ended(*ended)
+        self._ended(untold)
 
     def _call(self, *args: Any) -> Any:
         try:
@@ -328,32 +325,25 @@ def returned(result: Any) -> Rows | None:
         )
     if not rows:
         raise DataFailure("the worker returned no trajectory")
-    kept = [_kept(row, f"row {i}") for i, row in enumerate(rows)]
-    # A call of torch releases the GIL for a moment. Where the threads of many workers copy at the
-    # same time they wake one another for each of them, and all take several times as long.
-    with _copying:
-        for row in kept:
-            row.update({n: value for n, value in row.kept.items() if type(value) is torch.Tensor})
-    return kept
+    return [_kept(row, i) for i, row in enumerate(rows)]
 
 
-def _kept(row: Mapping[Any, Any], where: str) -> OwnRow:
+def _kept(row: Mapping[Any, Any], i: int) -> OwnRow:
     kept = OwnRow()
     for name in row.keys():  # noqa: SIM118 - to iterate over a TensorDict gives its rows
         value = row[name]
-        if type(value) is torch.Tensor and type(name) is str:  # as nearly always
-            kept.kept[name] = value  # which is copied with the others
-            continue
         if not isinstance(name, str):
-            raise DataFailure(f"{where}: the name {name!r:.80} of a field is not a string")
-        if is_tensor_collection(value) and not is_non_tensor(value):
+            raise DataFailure(f"row {i}: the name {name!r:.80} of a field is not a string")
+        if type(value) is not torch.Tensor and (
+            is_tensor_collection(value) and not is_non_tensor(value)
+        ):
             what = f"field {name!r} is a nested {type(value).__name__}; return its fields flat"
-            raise DataFailure(f"{where}: {what}")
+            raise DataFailure(f"row {i}: {what}")
         try:
             kept[name] = value
         except Exception as error:
             why = f"{type(error).__name__}: {text_of(error)}"
-            raise DataFailure(f"{where}: field {name!r} cannot be copied: {why}") from error
+            raise DataFailure(f"row {i}: field {name!r} cannot be copied: {why}") from error
     if not kept:
-        raise DataFailure(f"{where}: it has no fields")
+        raise DataFailure(f"row {i}: it has no fields")
     return kept

@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError
 
 from rlskip.batch.columns import own
 from rlskip.dispatch import timeouts
-from rlskip.dispatch.pools import THREADS, Pool, Rows, Runner, Worker
+from rlskip.dispatch.pools import THREADS, Ended, Pool, Runner, Worker
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import (
     DataFailure,
@@ -185,7 +185,7 @@ class _Driver:
     def _settle(self, key: tuple[int, int], result: Any) -> None:
         failed = isinstance(result, SessionFailure)
         rows, error = (None, result) if failed else (result, None)
-        self._pool.groups.returned(self._running.pop(key), rows, error)
+        self._pool.groups.returned([(self._running.pop(key), rows, error)])
 
 
 class Actor(Runner):
@@ -208,26 +208,27 @@ class Actor(Runner):
 
     def start_known(self, key: Any, prompt: int, sampling: Any, session: Any) -> None:
         if isinstance(fields := self._prompts[prompt], SessionFailure):
-            self._keep(key, None, fields)
+            self._keep([(key, None, fields)])
         else:
             self.start(key, fields, sampling, session)
 
     def forget(self, prompt: int) -> None:
         self._prompts.pop(prompt, None)
 
-    def _keep(self, key: Any, rows: Rows | None, error: BaseException | None) -> None:
-        packed = None  # as short as what most workers of verl's return
-        try:
-            if error is not None:
-                # Its kind and its text: any process can load these, whatever its class is.
-                is_machine = isinstance(as_failure(error), InfrastructureFailure)
-                kind = InfrastructureFailure if is_machine else DataFailure
-                packed = pack(kind(text_of(as_failure(error))))
-            elif rows is not None:
-                packed = pack(rows)
-        except Exception as refused:  # each on its own, so that what cannot be sent fails alone
-            packed = pack(DataFailure(f"its result cannot be sent: {text_of(refused)}"))
-        self._results.append((key, packed))
+    def _keep(self, ended: Sequence[Ended]) -> None:
+        for key, rows, error in ended:
+            packed = None  # as short as what most workers of verl's return
+            try:
+                if error is not None:
+                    # Its kind and its text: any process can load these, whatever its class is.
+                    is_machine = isinstance(error, InfrastructureFailure)
+                    kind = InfrastructureFailure if is_machine else DataFailure
+                    packed = pack(kind(text_of(error)))
+                elif rows is not None:
+                    packed = pack(rows)
+            except Exception as refused:  # each on its own, so that what cannot be sent fails alone
+                packed = pack(DataFailure(f"its result cannot be sent: {text_of(refused)}"))
+            self._results.append((key, packed))
         self._some.set()
 
     async def results(self) -> bytes:
