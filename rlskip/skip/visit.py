@@ -8,6 +8,7 @@ find their own dumps in any order.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import os
 import threading
@@ -29,7 +30,7 @@ class Visit:
     """The calls of a step since the loop came to it, and which dumps serve them.
 
     Hold `lock` from :meth:`begin` until what serves the call is `taken`. The step's directory is
-    listed once, so that a call costs the same in a step of 10 000.
+    listed once at most, so that a call costs the same in a step of 10 000.
     """
 
     def __init__(self, dumps: Dumps, step: int) -> None:
@@ -39,12 +40,15 @@ class Visit:
         self._free: dict[str, list[int]] = {}
         # The dumps that serve a call of the visit, with their checksums; empty: a call writes it.
         self.taken: dict[Place, str] = {}
-        self._in_order: list[str] = []
-        self.listed = dict.fromkeys(self._store.calls(step))
-        self._listed_of: dict[str, list[str]] = {}  # by digest
-        for call in self.listed:
-            self._listed_of.setdefault(call.rpartition("-")[0], []).append(call)
-        self._has_lost = False
+        self._in_order, self._has_lost = list[str](), False
+
+    @functools.cached_property
+    def listed(self) -> dict[str, dict[str, None]]:
+        """By digest the calls that had a dump when a call first found none at its own name."""
+        found: dict[str, dict[str, None]] = {}
+        for call in self._store.calls(self.step):
+            found.setdefault(call.rpartition("-")[0], {})[call] = None
+        return found
 
     @property
     def is_whole(self) -> bool:
@@ -110,10 +114,11 @@ class Visit:
         """
         digest, _, number = call.name.rpartition("-")
         own = (call.name, "") if call.place else ("", call.name)
-        for name in chain(own, self._listed_of.get(digest, ())):
-            key = self._store.place(self.step, name)
-            if key not in self.taken or name == call.name or (number == "0" and not name):
-                yield key
+        for is_own in (True, False):
+            for name in own if is_own else self.listed.get(digest, ()):
+                key = self._store.place(self.step, name)
+                if key not in self.taken or name == call.name or (number == "0" and not name):
+                    yield key
 
     def write(self, call: Call, tried: str | None = None) -> str:
         """The name of the dump that the call writes: from now on it serves no other call.
@@ -125,16 +130,17 @@ class Visit:
         if tried is not None:
             name, replaces = _next(call.name, tried), None
         with self.lock:
-            while replaces is None and (
-                self._store.place(self.step, name) in self.taken
-                or (name in self.listed and self._store.read_meta(self.step, name))
-            ):
-                name = _next(call.name, name)
             key = self._store.place(self.step, name if replaces is None else replaces)
+            while replaces is None and (key in self.taken or self._was_listed(key)):
+                key = self._store.place(self.step, _next(call.name, key.call))
             self.taken[key] = ""
         is_told = self._config.match != "step" and not call.by_hand  # a visit is enough
         call.writes = key if is_told and self._dumps.ledger.write(key) else None
         return key.call
+
+    def _was_listed(self, key: Place) -> bool:
+        listed = self.listed.get(key.call.rpartition("-")[0], ())
+        return key.call in listed and self._store.read_meta(key.step, key.call) is not None
 
     def free(self, key: Place, *, is_lost: bool = False) -> None:
         """No call has this dump any more: it may serve another one, unless it is unusable."""
@@ -162,10 +168,6 @@ class Visit:
         differences = self._dumps.identities.differences
         unnamed: tuple[Place, DumpMeta] | None = None
         served, call.again = set[str](), ""
-        if self._config.match != "step":  # later dumps of such a call may serve another one
-            others = self._listed_of.get(call.name.rpartition("-")[0], ())
-            keys = (self._store.place(self.step, name) for name in others)
-            served = {*filter(None, map(self.taken.get, keys))}
         for key in self.candidates(call):
             if (meta := self._store.read_meta(key.step, key.call)) is None:
                 continue
@@ -178,6 +180,10 @@ class Visit:
             elif not differences(call.identity, meta):
                 call.meta = meta
                 return key
+        if self._config.match != "step":  # later dumps of such a call may serve another one
+            others = self.listed.get(call.name.rpartition("-")[0], ())
+            keys = (self._store.place(self.step, name) for name in others)
+            served.update(filter(None, map(self.taken.get, keys)))
         # These draws were trained on already: nor are the sessions resumed that they were made of,
         # if the step's journal is still there. What is generated instead leaves its own there, so
         # the call is named there by all that have served: by the next one there is one more.
@@ -190,13 +196,11 @@ class Visit:
 
     def _elsewhere(self, call: Call) -> Any:
         """The nearest dump of another step that was made for such a call."""
+        differences = self._dumps.identities.differences
         for key in self._dumps.run.find(call.identity.prompts, call.step):
-            if self.has_served(key, call) or key in self.taken:
-                continue
-            meta = self._store.read_meta(key.step, key.call)
-            if meta is None or meta.identity is None:
-                continue
-            if not self._dumps.identities.differences(call.identity, meta):
+            is_left = key not in self.taken and not self.has_served(key, call)
+            meta = self._store.read_meta(key.step, key.call) if is_left else None
+            if meta and meta.identity and not differences(call.identity, meta):
                 call.meta = meta
                 return key
         return None
@@ -272,11 +276,10 @@ class Visit:
         config, dumps = self._config, self._dumps
         if config.action == SkipAction.REPEAT:
             return None
-        there: Iterable[str] = [call.name]
+        there = [call.name]
         if not call.place:
-            there = self.listed if self.listed and self.is_whole else ()
-        nearest = self._nearest(call, there) if there else None
-        if nearest is None:
+            there = [*chain.from_iterable(self.listed.values())] if self.is_whole else []
+        if (nearest := self._nearest(call, there)) is None:
             if self._store.calls(self.step):
                 call.reason = "no unused dump of the step was made for such a call"
                 if not self.is_whole:
@@ -296,8 +299,7 @@ class Visit:
         now, then = call.prompt_rows, PromptRows.recorded(meta.info.get(PROMPTS))
         if how := now.difference(then) if now and then else "":
             differs = [f"prompts: {how}" if d.startswith("prompts: ") else d for d in differs]
-        n = len(self.listed)
-        of = f", the nearest of its {n} calls," if n > 1 and not call.place else ""
+        of = f", the nearest of its {len(there)} calls," if len(there) > 1 else ""
         call.reason = f"the dump of {key}{of} was made for another call: {'; '.join(differs)}"
         if call.identity.prompts is None:
             call.reason = f"the prompts cannot be compared with those of the dump of {key}"
