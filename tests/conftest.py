@@ -42,6 +42,10 @@ with contextlib.suppress(ImportError):  # some environments of hosts have no hyp
 HERE = Path(__file__).parent
 RUN = "grpo_tiny/GBS4_N2_in6_out8"
 
+# Images of containers forbid it: then each process would compile rlskip anew, and all tests, too.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Whatever the launcher, every real generation leaves a line in the file $GENERATED.
 APP = """
 import os
@@ -172,15 +176,15 @@ class Python:
 
 
 @pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Python]:
+def python() -> Iterator[Python]:
     """For programs that import torch, which takes seconds of a processor's time each time."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # Each program brings a PYTHONPATH of its own, or none.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    given = (HERE / "warm_python.py", theirs.fileno(), tmp_path_factory.mktemp("bytecode"))
+    command = [sys.executable, str(HERE / "warm_python.py"), str(theirs.fileno())]
     with theirs:
         server = subprocess.Popen(
-            [sys.executable, *map(str, given)], env=env, pass_fds=[theirs.fileno()],
+            command, env=env, pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
     with ours:

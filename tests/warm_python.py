@@ -35,9 +35,6 @@ import numpy as np  # noqa: E402
 import tensordict  # noqa: E402, F401
 import torch  # noqa: E402, F401
 
-if sys.dont_write_bytecode:  # then each program would compile all of rlskip
-    sys.dont_write_bytecode, sys.pycache_prefix = False, sys.argv[2]
-
 
 def next_program():
     """Wait for requests; return the program to run in the fork that is to run it."""
