@@ -106,6 +106,7 @@ def test_that_of_any_other_node_too(job: Any, node: str) -> None:
 
 
 # -- what a job is told ----------------------------------------------------------------------------
+@pytest.mark.slow
 def test_with_the_schema_keys_alone_turn_a_role_on(make_app: Callable[..., Any]) -> None:
     app = make_app(config="defaults: [rlskip_schema/skip, _self_]\nskip: {dump_dir: dumps}\n")
     assert "rlskip" not in app.run().said, "nothing was chosen"
