@@ -159,20 +159,27 @@ def check_ended(dispatcher: RolloutDispatcher, queue: LoggedQueue, n: int) -> No
             assert all(keys.index(k) < keys.index(f"{uid}_sess{session}") for k in mine)
 
 
-@settings(max_examples=100)
-@given(
-    plan=st.builds(
+CALLS = {
+    "plan": st.builds(
         Plan,
         seed=st.integers(0, 10**6),
         faulty=st.sampled_from([0.0, 0.1, 0.4]),
         blocking=st.booleans(),
         cancels=st.booleans(),
     ),
-    n=st.integers(1, 3),
-    policy=st.sampled_from(["chunk", "round_robin", "least_loaded", "longest_first"]),
-    cap=st.sampled_from([None, 1, 2]),
-)
-def test_each_caller_gets_its_own_rows(plan, n, policy, cap):
+    "n": st.integers(1, 3),
+    "policy": st.sampled_from(["chunk", "round_robin", "least_loaded", "longest_first"]),
+    "cap": st.sampled_from([None, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("examples", [30, pytest.param(200, marks=pytest.mark.slow)])
+def test_each_caller_gets_its_own_rows(examples):
+    tried = given(**CALLS)(each_caller_gets_its_own_rows)
+    settings(max_examples=examples)(tried)()
+
+
+def each_caller_gets_its_own_rows(plan, n, policy, cap):
     dispatch = {
         "rollout_level": True, "n": n, "val_n": n, "policy": policy,
         "max_concurrent_rollouts_per_worker": cap,
