@@ -267,7 +267,13 @@ class BufferAgainstModel(RuleBasedStateMachine):
 
 
 TestBufferAgainstModel = BufferAgainstModel.TestCase
-TestBufferAgainstModel.settings = settings(max_examples=80, stateful_step_count=40)
+TestBufferAgainstModel.settings = settings(max_examples=25, stateful_step_count=40)
+
+
+@pytest.mark.slow
+def test_the_same_for_longer():
+    many = settings(max_examples=200, stateful_step_count=40)
+    run_state_machine_as_test(BufferAgainstModel, settings=many)
 
 
 @pytest.mark.ray
