@@ -15,7 +15,8 @@ from tests.faulty_files import ERRNOS, each_fault
 FEW = (errno.EIO, errno.EROFS, errno.ENOTDIR)
 
 
-# A step of a trainer takes seconds: in these each role, each action and each duration occurs.
+# A step of a trainer takes seconds: in these each role, each action and each duration occurs. By
+# default the second is left to the slow stage.
 TRAINED = {("rollout cache", True), ("async_rollout repeat", False), ("rollout_tq cache", False)}
 
 
@@ -26,7 +27,8 @@ def _cases() -> Iterator[object]:
         few = (FEW[number // 2 % 3],)
         if name.endswith(("cache", "repeat")):
             if (name, lasting) in TRAINED:
-                yield pytest.param(name, few, lasting, id=title)
+                marks = [pytest.mark.slow] * name.endswith("repeat")
+                yield pytest.param(name, few, lasting, id=title, marks=marks)
         else:
             marks = [pytest.mark.slow] * (lasting != bool(number // 2 % 2))
             yield pytest.param(name, few, lasting, id=title, marks=marks)
