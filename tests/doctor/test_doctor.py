@@ -318,6 +318,7 @@ def test_a_sweep_over_other_keys_is_fine(explain: Callable[..., Any]) -> None:
         ("skip: rollout_cache", "defaults: [rlskip_schema/skip, _self_]\n", None, ""),
     ],
 )
+@pytest.mark.slow
 def test_an_experiment_that_chooses_the_option_is_swept(
     explain: Any, app: Path, option: str, config: str, level: str | None, told: str
 ) -> None:
