@@ -7,7 +7,6 @@ bit.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,7 @@ HERE = Path(__file__).parent
 BATCH, N = 4, 2
 # Of each batch of four questions two have answers whose rewards differ: two calls fill a batch.
 HALF = "2:0"
-ON = ("+skip=rollout_cache", "skip.steps=[1,2]")
 TIES = f"reward.custom_reward_function.path={HERE / 'ties.py'}"
-
-Train = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def train(verl091: Any) -> Train:
-    """``train(name, *overrides, seed=1)``: a run of the V0 trainer."""
-    return lambda name, *overrides, **more: verl091.train(
-        name, "v0", *overrides, PYTHONPATH=str(HERE), **more
-    )
 
 
 def files(run: Any) -> list[str]:
@@ -40,26 +28,14 @@ def files(run: Any) -> list[str]:
     return sorted(path.partition(".")[0] for path in paths)
 
 
-def test_each_call_of_a_step_is_dumped_and_replayed(train: Train) -> None:
-    on, env = (*ON, TIES), {"MAIN": "dynamic_sampling", "DIFFER": HALF}
-    a = train("a", *on, "skip.dump_dir=dumps", **env)
-    replay = (f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
-    b = train("b", *on, *replay, seed=2, **env)
-    assert a.output.count("made 2 calls") == 2
-    assert a.generated == 2 * 2 * BATCH * N
-    assert min(files(a).count(step) for step in "12") >= 2
-    assert b.generated == 0
-    assert b.grad_norms == a.grad_norms
-    assert len(a.grad_norms) == 2
-    assert (b.summary["rollout"]["hits"], b.summary["rollout"]["misses"]) == (4, 0)
-
-
-@pytest.mark.long
-def test_remax_replays_its_greedy_baselines(train: Train) -> None:
-    remax = ("algorithm.adv_estimator=remax", *ON)
-    a = train("a", *remax, "skip.dump_dir=dumps")
+def test_remax_replays_its_greedy_baselines(verl091: Any) -> None:
+    """Each step has a second call, for the baselines."""
+    remax = ("v0", "algorithm.adv_estimator=remax", "+skip=rollout_cache", "skip.steps=[1,2]")
+    a = verl091.train("a", *remax, "skip.dump_dir=dumps")
     assert a.generated == 2 * BATCH * (N + 1)
-    b = train("b", *remax, f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error", seed=2)
+    assert min(files(a).count(step) for step in "12") >= 2
+    replay = (f"skip.dump_dir={a.folder}/dumps", "skip.on_miss=error")
+    b = verl091.train("b", *remax, *replay, seed=2)
     assert b.generated == 0
     assert b.grad_norms == a.grad_norms
     assert len(a.grad_norms) == 2
