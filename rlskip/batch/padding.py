@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlskip._human import counted
 from rlskip.batch.ragged import Ragged
 from rlskip.errors import RlskipError
 
@@ -48,9 +49,9 @@ class Misfit:
             where = "" if self.row is None else f" in row {self.row}"
             return f"{self.name} is not one number for each token{where}"
         if self.row is None:
-            return f"{self.name} has {self.values} rows, and there are {self.tokens} responses"
-        values = "1 value" if self.values == 1 else f"{self.values} values"
-        tokens = "1 token" if self.tokens == 1 else f"{self.tokens} tokens"
+            rows, responses = counted(self.values, "row"), counted(self.tokens, "response")
+            return f"{self.name} has {rows}, for {responses}"
+        values, tokens = counted(self.values, "value"), counted(self.tokens, "token")
         whose = "the row" if self.of == "row" else f"its {self.of}"
         return f"{self.name} has {values} in row {self.row}, and {whose} has {tokens}"
 
@@ -66,7 +67,7 @@ def refuse(misfits: Sequence[Misfit], where: str, *, annotated: bool = True) -> 
     hint = f"; or, where it holds something else: annotate(rows={{{first.what!r}: None}})"
     hint = hint if annotated else ""
     raise LengthError(
-        str(first) + (f", and {others} other rows do not fit, too" if others else ""),
+        str(first) + (f"; likewise {counted(others, 'other row')}" if others else ""),
         where,
         f"give {first.name} one value for each token, or None in a row without values{hint}",
     )

@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 
 from rlskip._copies import Memory
+from rlskip._human import counted
 from rlskip.batch.columns import cells_of, column_length, columns_of, values_at
 from rlskip.batch.meta import plain
 from rlskip.batch.padding import Misfit, Places, fit, places_of_response, refuse, unpadded
@@ -306,8 +307,8 @@ class Layout:
         if len(shape) == 1 and shape[0] == sum(counts):
             return cls(SAMPLED, spans_of(counts), flat=True)
         raise RecordError(
-            f"a value of shape {list(shape)} has no part for each of {n} rows",
-            remedy=f"give it {n} entries, or one for each of the {sum(counts)} sampled tokens",
+            f"a value of shape {list(shape)} has no part for each of {counted(n, 'row')}",
+            remedy=f"give it one entry for each, or for each of {sum(counts)} sampled tokens",
         )
 
 

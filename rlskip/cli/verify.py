@@ -38,9 +38,10 @@ def verify(
             problem = dump.verify()
             found.append({"run": run, "dump": dump.name, "size": dump.size, "problem": problem})
     bad = [one for one in found if one["problem"]]
-    total = f"{len(found) - len(bad)} of {len(found)} dumps are sound"
+    sound = "dumps are sound" if len(found) != 1 else "dump is sound"
+    total = f"{len(found) - len(bad)} of {len(found)} {sound}"
     if gone := len(dumps) - len(found):
-        total += f"; {gone} were removed meanwhile"
+        total += f"; removed meanwhile: {gone}"
     shown = [listing(bad, {"run": "run", "step": "dump", "problem": "problem"})] if bad else []
     read = size(sum(one["size"] for one in found))
     return put(as_json, found, [*shown, f"{total} ({read} read)"], failed=bad)

@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 import torch
 
+from rlskip._human import counted
 from rlskip.compare.records import RowValues
 from rlskip.compare.rounding import Rounding, differences
 from rlskip.compare.verdict import DIFFERS, EQUAL, ROUNDING
@@ -153,7 +154,7 @@ def _numbers_of(
         scores = [score_of(one, finite=False) for one in (said if is_many else [said])]
         problem = next((str(one) for one in scores if isinstance(one, Exception)), None)
         if problem is None and len(scores) != n:
-            problem = f"it returned {len(scores)} numbers for {n}"
+            problem = f"it returned {counted(len(scores), 'number')} for {n}"
     except (Exception, SystemExit) as error:
         problem = f"it raised {type(error).__name__}: {error}"
     if problem is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from rlskip._human import counted
 from rlskip.batch.columns import (
     UIDS,
     column_length,
@@ -100,7 +101,8 @@ def _of_batch(batch: Any) -> list[Row]:
     refuse(rollouts.tokens.misfits, _ROWS, annotated=False)
     for name, value in columns.whole.items():
         if name != "meta_info" and column_length(value) is not None:
-            what = f"it has {column_length(value)} values, and there are {columns.n} rows"
+            values = counted(column_length(value) or 0, "value")
+            what = f"it has {values} for {counted(columns.n, 'row')}"
             raise BadRowError(what, f"{_ROWS}: {name}", "give one for each row")
     own = {str(name) for name in columns_of(batch)}
     rows = [named_row(rollouts, i) for i in range(len(rollouts))]
@@ -195,7 +197,8 @@ def groups_of(rows: Sequence[Row], fields: RowFields, n: int | None) -> tuple[Gr
             raise BadRowError(what, f"row {i}", "give each prompt a uid of its own")
     for uid in groups:
         if n not in (None, sessions[uid]):
-            what = f"it has {sessions[uid]} sessions, and the directory's name says N{n}"
+            own = counted(sessions[uid], "session")
+            what = f"it has {own}, and the directory's name says N{n}"
             raise BadRowError(what, f"group {uid!r:.80}", f"write to N{sessions[uid]} or Nany")
     return groups, [firsts.get(uid, of_uid[0]) for uid, of_uid in groups.items()]
 

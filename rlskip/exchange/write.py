@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from rlskip._human import counted
 from rlskip.batch.columns import columns_of, named
 from rlskip.batch.row_fields import RowFields
 from rlskip.config.dump_dir import parse_dump_dir
@@ -149,7 +150,8 @@ def write(
             groups, firsts = {str(i): [row] for i, row in enumerate(given)}, given
         refuse_other_order(firsts, summary.digests, fields.group or "uid")
     if len(summary.digests) != len(groups):
-        what = f"the rows are {len(groups)} groups, and there are {len(summary.digests)} prompts"
+        prompts_given = counted(len(summary.digests), "prompt")
+        what = f"the rows are {counted(len(groups), 'group')}, for {prompts_given}"
         raise BadRowError(what, "rlskip.write(prompts=...)", "give one for each group")
     counts = [len(of_group) for of_group in groups.values()]
     ordered = [row for of_group in groups.values() for row in of_group]
@@ -158,7 +160,7 @@ def write(
         made = returns(made)
         columns = rollout_columns(made)
         if columns.n != len(ordered):
-            what = f"it made {columns.n} rows of {len(ordered)}"
+            what = f"it made {counted(columns.n, 'row')} of {len(ordered)}"
             raise BadRowError(what, "rlskip.write(returns=...)", "keep the rows and their order")
         fields = RowFields.of(columns.columns.keys())
     info = {

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rlskip._human import duration, finite, size
+from rlskip._human import counted, duration, finite, size
 from rlskip._version import __version__
 from rlskip.batch.columns import columns_of
 from rlskip.compare.records import RowValues
@@ -179,7 +179,7 @@ class OneRun:
             "run": self._run.name,
             "steps": f"{compact(self._steps)} ({len(self._steps):,})",
             "read": f"{len(self.steps):,} steps, evenly" if self._is_sampled else "",
-            "sessions": f"{len(self._dump):,} in {len(self._groups):,} groups",
+            "sessions": f"{len(self._dump):,} in {counted(len(self._groups), 'group')}",
             "on disk": size(sum(dump.size for dump, _ in self.dumps)),
             "generated in": duration(seconds) if seconds else "",
             "hits, misses": f"{tally.hits}, {tally.misses}" if tally.hits or tally.misses else "",

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlskip._files import safe_name
+from rlskip._human import counted
 from rlskip.batch.columns import is_tensor
 from rlskip.config.dump_dir import parse_dump_dir
 from rlskip.errors import ConfigError, RlskipError
@@ -192,8 +193,9 @@ class Judge:
             return [values]
         found: Sequence[Any] = values.tolist() if is_tensor(values) else values
         if not _is_column(found, n):
-            got = f"{len(found)} values" if hasattr(found, "__len__") else type(found).__name__
-            raise RewardError(f"it returned {got} for {n} sessions", self.name)
+            many = hasattr(found, "__len__")
+            got = counted(len(found), "value") if many else type(found).__name__
+            raise RewardError(f"it returned {got} for {counted(n, 'session')}", self.name)
         return found
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlskip._human import counted
 from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
 from rlskip.format.dump_errors import DAMAGE, DumpError
@@ -206,8 +207,8 @@ def _of_nodes(nodes: Sequence[Row]) -> Row:
         known = node.get("logprobs") or [math.nan] * sum(flags)  # of sampled tokens
         if len(flags) != len(own) or len(known) != sum(flags):
             raise DumpError(
-                f"a message of a trace has {len(own)} tokens, a mask of {len(flags)} with "
-                f"{sum(flags)} sampled ones, and {len(known)} log-probs"
+                f"a message of a trace has {counted(len(own), 'token')}, a mask of {len(flags)} "
+                f"({sum(flags)} sampled) and {counted(len(known), 'log-prob')}"
             )
         given = (math.nan if value is None else value for value in known)
         tokens += own

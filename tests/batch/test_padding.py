@@ -136,11 +136,11 @@ def test_values_are_padded_as_their_tokens_or_not_at_all(columns: dict[str, Any]
         ),
         ({"prompts": P, "responses": R, "prompt_mask": P[:, :1]}, "and its prompt has 2 tokens"),
         ({"input_ids": [[1, 2, 3]], "loss_mask": [[1]]}, "1 value in row 0, and the row has 3 tok"),
-        ({"responses": [[1], [2]], "loss_mask": [[1]]}, "1 rows, and there are 2 responses"),
-        ({"responses": [[1], [2]], "logprobs": [[-1.0]]}, "1 rows, and there are 2 responses"),
+        ({"responses": [[1], [2]], "loss_mask": [[1]]}, "1 row, for 2 responses"),
+        ({"responses": [[1], [2]], "logprobs": [[-1.0]]}, "1 row, for 2 responses"),
         (
             {"responses": [[1, 2, 3]] * 3, "logprobs": [[-1.0], None, [-1.0] * 2]},
-            "1 value in row 0, and its response has 3 tokens, and 1 other rows do not fit, too",
+            "1 value in row 0, and its response has 3 tokens; likewise 1 other row",
         ),
     ],
 )

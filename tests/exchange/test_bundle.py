@@ -218,7 +218,7 @@ def test_what_is_no_sound_bundle_is_refused(
         (["--replay", "B", "--loss", "nowhere:f"], "cannot be imported"),
         (["--replay", "B", "--loss", "ppo,foo=1"], "--loss: ppo,foo=1: it raised TypeError"),
         (["--replay", "B", "--loss", "own:none"], "--loss: own:none: it returned None"),
-        (["--replay", "B", "--advantages", "own:first"], "it returned 1 numbers for 12"),
+        (["--replay", "B", "--advantages", "own:first"], "it returned 1 number for 12"),
         (["--replay", "B", "--reward", "own:judge"], "own:judge: it raised ValueError: at lunch"),
         ([], "rlskip bundle RUN STEP --out FILE"),
     ],

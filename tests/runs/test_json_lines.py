@@ -105,7 +105,7 @@ def test_a_trace_of_several_branches_is_several_rows(tmp_path: Path) -> None:
         *(("traces.jsonl", [{"traces": [{"nodes": [node(None, []), *lost]}]}], "one that is not")
           for lost in ([node(2, []), node(1, [])], [node(-2, [])], [node(9, [])])),
         ("traces.jsonl", [{"traces": [{"nodes": [node(None, [2, 3], **said(-1.0))]}]}],
-         "has 2 tokens, a mask of 2 with 2 sampled ones, and 1 log-probs"),
+         "has 2 tokens, a mask of 2 .2 sampled. and 1 log-prob$"),
         ("traces.jsonl", [{"traces": [{"rewards": {"a": {"score": None}}}]}], "line 1 cannot be"),
         ("a.jsonl", [{"messages": []}, {"input": ""}], "line 2: its fields are those of no known"),
         ("7.jsonl", [{"input": "", "output": ""}, {"input": ""}], "line 2: its fields are those"),

@@ -222,7 +222,11 @@ def test_a_forked_child_does_not_record(start: Callable[..., Path]) -> None:
         (torch.eye(2).to_sparse(), None, "bad is NOT recorded"),
         (torch.zeros(2, device="meta"), None, "bad is NOT recorded"),
         (torch.tensor(1j), None, "type torch.complex64 cannot be recorded"),
-        (torch.zeros(4), batch(), "has no part for each of 3 rows\n  -> give it 3 entries"),
+        (
+            torch.zeros(4),
+            batch(),
+            "has no part for each of 3 rows\n  -> give it one entry",
+        ),
         (torch.zeros(3), {"uid": [*"abc"]}, "no field of tokens, only uid\n  -> give the batch"),
     ],
 )
