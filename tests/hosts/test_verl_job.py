@@ -6,10 +6,9 @@ tests/verl has the trainer itself. Here `verl` is an empty package with a versio
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,70 +142,28 @@ def test_where_skip_is_off_nothing_is_checked(make_app: Any, make_verl: Any) -> 
     app.run(*ON, "skip.enable=false", PYTHONPATH=python_path(make_verl("0.9.1")))
 
 
-# -- into Ray's workers ----------------------------------------------------------------------
-# The cluster starts before anything else is set: what a worker has came through Ray.
-REACH = """
-import json, os, sys
-import ray, verl
-from omegaconf import OmegaConf
-from ray.cluster_utils import Cluster
-from hydra.core.utils import JobStatus
-from rlskip.config.facts import HostFacts
-from rlskip.config.settings import SkipSettings
-from rlskip.config.skip import RoleConfig
-from rlskip.errors import ConfigError
-from rlskip.hosts.verl import handshake
-
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
-dump_dir = sys.argv[1]
-settings = SkipSettings(
-    HostFacts(OmegaConf.create(CONFIG)), roles={"rollout": RoleConfig(dump_dir=dump_dir)}
-)
-
-@ray.remote
-def look(dump_dir):
-    names = ("RLSKIP_JOB", "RLSKIP_DIRECTORY", "MINE")
-    handshake.refuse_unshared("skip.rollout.dump_dir", dump_dir, os.environ["RLSKIP_JOB"])
-    return {name: os.environ.get(name) for name in names}
-
-class Return:
-    status = JobStatus.COMPLETED
-
-os.environ["RLSKIP_DIRECTORY"] = "/typed/here"
-seen = {}
-for name in ("one", "two"):
-    os.environ["RLSKIP_JOB"] = name
-    handshake.before_job(settings)
-    ray.init(address=cluster.address, runtime_env={"env_vars": {"MINE": "1"}})
-    seen[name] = ray.get(look.remote(dump_dir))
-    handshake.after_job(Return, one_of_many=True)
-
-ray.init(address=cluster.address)
-try:
-    handshake.before_job(settings)
-except ConfigError as error:
-    seen["refused"] = str(error)
-print("SEEN" + json.dumps(seen))
-ray.shutdown()
-cluster.shutdown()
-"""
+# -- into Ray's workers: tests/verl shows that they arrive ------------------------------------
 
 
-@pytest.mark.ray
 def test_the_jobs_name_reaches_the_process_that_trains(
-    make_verl: Callable[[str], str], tmp_path: Path
+    launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("ray")
-    site = make_verl("0.9.1")
-    script = tmp_path / "reach.py"
-    script.write_text(REACH.replace("CONFIG", repr(CONFIG)))
-    env = {**os.environ, "PYTHONPATH": python_path(site), "RAY_USAGE_STATS_ENABLED": "0"}
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "dumps")],
-        env=env, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    seen = json.loads(next(x[4:] for x in done.stdout.splitlines() if x.startswith("SEEN")))
-    for name in ("one", "two"):
-        assert seen[name] == {"RLSKIP_JOB": name, "RLSKIP_DIRECTORY": "/typed/here", "MINE": "1"}
-    assert "call ray.shutdown() first" in seen["refused"]
+    """Of a job of many, each of which starts Ray anew."""
+    monkeypatch.setenv("RLSKIP_DIRECTORY", "/typed/here")
+    given: list[Any] = []
+    ray: Any = types.ModuleType("ray")
+    ray.init, ray.shutdown = (lambda **how: given.append(how)), given.clear
+    ray.is_initialized = lambda: bool(given)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    launch("0.9.1")
+    ray.init(address="auto", runtime_env={"env_vars": {"MINE": "1"}})
+    names = {"RLSKIP_JOB": "job", "RLSKIP_DIRECTORY": "/typed/here", TOKEN_VARIABLE: "1"}
+    assert given == [{"address": "auto", "runtime_env": {"env_vars": {"MINE": "1", **names}}}]
+    with pytest.raises(ConfigError, match=r"call ray\.shutdown\(\) first"):
+        handshake.before_job(
+            read_skip({**OmegaConf.create(CONFIG), "skip": {"rollout": {"enable": True}}})
+        )
+    handshake.after_job(JobReturn(None, status=JobStatus.COMPLETED), one_of_many=True)
+    assert given == [], "Ray is left"
+    ray.init(address="auto")
+    assert given == [{"address": "auto"}]
