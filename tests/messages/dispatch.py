@@ -58,17 +58,9 @@ CASES = [
         lambda _: submit([{"uid": "a"}, {"uid": "b", "global_steps": 3}]),
     ),
     ("two prompts of one uid", lambda _: submit([{"uid": "a"}, {"uid": "a"}], step=1)),
-    *(
-        (f"a batch without prompts: {prompts}", lambda _, prompts=prompts: submit(prompts, step=1))
-        for prompts in ([], [{"uid": "a"}, None])
-    ),
-    *(
-        (
-            f"a prompt with {n!r} sessions",
-            lambda _, n=n: submit([{"uid": "a", "__rollout_n__": n}], step=1),
-        )
-        for n in (0, 2.5)
-    ),
+    ("a batch without prompts", lambda _: submit([], step=1)),
+    ("a batch of other rows", lambda _: submit([{"uid": "a"}, None], step=1)),
+    ("a prompt without sessions", lambda _: submit([{"uid": "a", "__rollout_n__": 0}], step=1)),
     (
         "a policy that returns no placement",
         lambda _: collect(queue=MemoryQueue(), policy="builtins:id"),
