@@ -127,9 +127,9 @@ class TrajectoryQueue(ABC):
         With `fill_missing` (``dispatch.fill_missing``) a field that some rows lack is None there,
         unless it is a tensor; else all rows must hold the fields.
 
-        They are a TensorDict of batch size ``(len(keys),)``. Scalars form a tensor of that shape,
-        other tensors one jagged nested tensor (rows may differ in length), any other values a
-        NonTensorStack. :func:`rlskip.queue.to_rows` splits it into rows again.
+        They are a TensorDict of batch size ``(len(keys),)``. Scalars of one dtype form a tensor of
+        that shape, other tensors one jagged nested tensor (rows may differ in length), any other
+        values a NonTensorStack. :func:`rlskip.queue.to_rows` splits it into rows again.
 
         Raises MissingKeysError if a key is missing, or holds no fields: a shorter batch is never
         returned. Raises UnequalFieldsError if a row lacks a field, which is not to be filled.
@@ -321,7 +321,7 @@ def _pack(rows: Sequence[Row], name: str, own: bool) -> torch.Tensor | NonTensor
             )
     values: list[Any] = [row.get(name) for row in rows]
     if all(isinstance(value, torch.Tensor) for value in values):
-        if all(value.dim() == 0 for value in values):
+        if {(value.dim(), value.dtype) for value in values} == {(0, values[0].dtype)}:
             return torch.stack(values)
         try:
             return torch.nested.as_nested_tensor(values, layout=torch.jagged)

@@ -21,7 +21,7 @@ from rlskip.queue import (
     to_rows,
     transfer_queue,
 )
-from rlskip.queue.protocol import OwnRow
+from rlskip.queue.protocol import OwnRow, to_batch
 from rlskip.queue.transfer_queue import PollingWatch
 from tests.queue.queue_tests import PolledQueue, QueueTests
 
@@ -62,6 +62,13 @@ def test_a_row_keeps_a_value_as_it_is_and_shares_nothing_with_it(value):
     queue.put(["a"], "train", [pickle.loads(pickle.dumps(row))])
     (back,) = to_rows(queue.get(["a"], "train"))
     assert text == repr(row["x"]) == repr(OwnRow({**row, "y": 1})["x"]) == repr(back["x"])
+
+
+def test_scalars_of_several_dtypes_keep_theirs():
+    rows = [{"score": torch.tensor(score)} for score in (2**24 + 1, 0.5, True)]
+    assert [row["score"].dtype for row in to_rows(to_batch(rows, ["score"]))] == [
+        *(torch.int64, torch.float32, torch.bool)
+    ]
 
 
 def test_the_garbage_collector_does_not_look_through_short_tensors_of_rows():
