@@ -190,7 +190,7 @@ def each_prompt_gets_its_group(runs: list[dict[str, Any]]) -> None:
                 visit(step)
                 model.visit(step)
                 due: dict[str, tuple[str, str, int, Known | None]] = {}
-                for texts, style in batches:
+                for nth, (texts, style) in enumerate(batches, 1):
                     batch, trainer.submitted = prompts(*texts), []
                     refusal = model.refusal(texts, style)
                     if is_refused := bool(refusal) and run["on_mismatch"] == "error":
@@ -205,17 +205,17 @@ def each_prompt_gets_its_group(runs: list[dict[str, Any]]) -> None:
                         trainer.submit(batch, style)
                         misses = [due[uid][0] for uid in batch["uid"] if due[uid][3] is None]
                         assert trainer.submitted == misses
-                    is_last = is_refused or (texts, style) is batches[-1]
+                    is_last = is_refused or nth == len(batches)
                     if due and (is_last or sampled != "once"):
                         trained = sample(trainer, sampled == "elsewhere")
                         assert trained.keys() == due.keys()
-                        nth = next(samples)
+                        sample_id = next(samples)
                         for uid, (text, given, position, served) in due.items():
                             if served is not None:
                                 assert trained[uid] == served.draws
                                 continue
                             kept = "plain" if run["ignores"] else given
-                            part = number, nth, kept
+                            part = number, sample_id, kept
                             new = Known(number, part, step, position, text, kept, trained[uid])
                             parts.add(new)
                             assert new.is_complete == (text not in run["fails"])
