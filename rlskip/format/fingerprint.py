@@ -9,11 +9,13 @@ import contextlib
 import datetime
 import enum
 import json
+import math
 import numbers
 import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,6 @@ _REMEDY = (
 )
 _encoded = json.JSONEncoder(sort_keys=True).encode
 _digest: Callable[[Any], str] = xxhash.xxh3_128_hexdigest
-_OF_JSON = frozenset((str, int, bool, type(None)))
 # Of numbers that every numpy has, in this machine's byte order; each with its name, which numpy
 # computes at every access.
 _PLAIN = {np.dtype(n): n for n in ("bool", "uint8", "int32", "int64", "float32", "float64")}
@@ -55,6 +56,9 @@ class Marked(str):
 
     A text of the user's that looks like one is marked itself, so that the two are never equal.
     """
+
+
+_OF_JSON = frozenset((str, int, bool, type(None), Marked))
 
 
 def fingerprint(prompts: Any, volatile: Iterable[str] | None = VOLATILE) -> str:
@@ -308,6 +312,28 @@ def _array(value: np.ndarray) -> str:
     # Of times numpy has no buffer, but of bytes.
     digest = _digest(_equal_floats(flat) if kind in "fc" else flat.view(np.uint8))
     return f"<{name} {[*value.shape]} {digest}>"
+
+
+def row_texts(column: np.ndarray, real: np.ndarray | None) -> list[Marked] | None:
+    """What :func:`plain_json` makes of each row of an array, of the elements that are `real`.
+
+    All at once: a small array takes far longer than its bytes. None where rows are to be looked at
+    one by one. `real` is of the first and the last dimension; None: all are.
+    """
+    name, (n, *inner, width) = _PLAIN.get(column.dtype), column.shape
+    if name is None or type(column) is not np.ndarray:
+        return None
+    widths = [width] * n
+    if real is not None:
+        widths = np.count_nonzero(real, axis=1).tolist()
+        column = column[np.broadcast_to(real.reshape(n, *[1] * len(inner), width), column.shape)]
+    flat = np.ascontiguousarray(column).reshape(-1)
+    raw = (_equal_floats(flat) if column.dtype.kind == "f" else flat).view(np.uint8)
+    ends = accumulate((math.prod(inner) * w * flat.itemsize for w in widths), initial=0)
+    return [
+        Marked(f"<{name} {[*inner, w]} {_digest(raw[start:end])}>")
+        for w, (start, end) in zip(widths, pairwise(ends), strict=True)
+    ]
 
 
 def _equal_floats(flat: np.ndarray) -> np.ndarray:

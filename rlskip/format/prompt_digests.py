@@ -18,7 +18,7 @@ from rlskip.batch.columns import (
     length_of,
     unwrapped,
 )
-from rlskip.format.fingerprint import NOTES, VOLATILE, fingerprint, without_volatile
+from rlskip.format.fingerprint import NOTES, VOLATILE, fingerprint, row_texts, without_volatile
 
 DIGITS = 16
 
@@ -82,8 +82,11 @@ def _rows_of(columns: Mapping[Any, Any], n: int, neutral: Collection[str]) -> li
             shape = (n, column.shape[-1])
             fitting = (mask for mask in masks if getattr(mask, "shape", None) == shape)
             mask = next(fitting, None)
-            if mask is not None and not mask.all():
-                cells = [cell[..., real] for cell, real in zip(column, mask != 0, strict=True)]
+            real = None if mask is None or mask.all() else mask != 0
+            texts = row_texts(column, real)
+            if texts is None and real is not None:
+                cells = [cell[..., some] for cell, some in zip(column, real, strict=True)]
+            cells = cells if texts is None else texts
         for row, cell in zip(rows, cells, strict=True):
             row[name] = cell
     return rows

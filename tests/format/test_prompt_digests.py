@@ -110,3 +110,13 @@ def test_a_value_that_cannot_be_compared_is_named() -> None:
     for prompts in ({"a": [1, 2], "tool": [1, object()]}, {"a": [1, 2], "tool": object()}):
         with pytest.raises(UnsupportedTypeError, match=r"^prompts\['tool'\]"):
             digests_of(prompts)
+
+
+@pytest.mark.parametrize("kind", ["?", "u1", "i4", "i8", "f2", "f4", ">f8", "c8", "U2", "M8[s]"])
+@pytest.mark.parametrize("shape", [(3, 4), (3, 2, 4), (3, 4, 0), (1, 1)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_row_of_an_array_is_that_array(kind: str, shape: tuple[int, ...], order: Any) -> None:
+    column = np.arange(np.prod(shape)).reshape(shape).astype(kind).astype(kind, order)
+    if column.dtype.kind == "f" and column.size > 1:
+        column.flat[0], column.flat[1] = -0.0, -np.nan
+    assert digests_of({"ids": column}) == digests_of([{"ids": row} for row in column])
