@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Group, Prompt, tokens_of
-from rlskip.dispatch.pools import Ended, Pool, Rows, returned
+from rlskip.dispatch.pools import Ended, Pool, Result, returned
 from rlskip.dispatch.scheduler import Job, Scheduler, chunk, find_policy
 from rlskip.dispatch.sessions import (
     BatchError,
@@ -238,7 +238,7 @@ class Groups:
 
     def _fail(self, job: Job, error: InfrastructureFailure) -> None:
         self._give_up(job)
-        self._returned(job, None, error)
+        self._returned(job, error)
 
     def _give_up(self, job: Job) -> None:
         self._pool.stop(job)
@@ -247,32 +247,32 @@ class Groups:
 
     def returned(self, ended: Sequence[Ended]) -> None:
         """These attempts have ended: of each, another one follows, or its session ends."""
-        for job, rows, error in ended:
-            self._returned(job, rows, error)
+        for job, result in ended:
+            self._returned(job, result)
 
-    def _returned(self, job: Job, rows: Rows | None, error: SessionFailure | None) -> None:
-        batch = job.group.batch
+    def _returned(self, job: Job, result: Result) -> None:
         if job not in self._scheduler.running:  # it was given up
             return
         self._pump()
-        job.rows = rows
-        if error is None and rows is None and batch.within is not None:
+        if result is None and job.group.batch.within is not None:
             what = "the worker returned no rows, as one that writes them to a queue itself"
             remedy = "return the rows; or submit() to a dispatcher that has the queue"
-            error = DataFailure(what, remedy=remedy)
+            result = DataFailure(what, remedy=remedy)
         length = None
-        if error is not None:
-            is_machine = isinstance(error, InfrastructureFailure)
+        if isinstance(result, SessionFailure):
+            is_machine = isinstance(result, InfrastructureFailure)
             allowed = self._config.max_retries if is_machine else self._config.max_data_retries
             job.failures += (is_machine,)
             if job.failures.count(is_machine) <= allowed:
-                logger.warning("rlskip: %s failed and is tried again: %s", job, text_of(error))
+                logger.warning("rlskip: %s failed and is tried again: %s", job, text_of(result))
                 self._scheduler.retry(job)
                 return
-            logger.error("rlskip: %s failed for good: %s", job, text_of(error), exc_info=error)
-            job.error = cause_of(error)
-        elif self._scheduler.uses_lengths:
-            length = tokens_of(rows or ()) or self._loop.time() - job.started
+            logger.error("rlskip: %s failed for good: %s", job, text_of(result), exc_info=result)
+            job.error = cause_of(result)
+        else:
+            job.rows = result
+            if self._scheduler.uses_lengths:
+                length = tokens_of(result or ()) or self._loop.time() - job.started
         self._scheduler.done(job, length)
         self._end(job)
 

@@ -40,7 +40,8 @@ from rlskip.queue.protocol import OwnRow
 
 Worker = Callable[..., Any]
 Rows = list[OwnRow]
-Ended = tuple[Any, Rows | None, SessionFailure | None]  # a session's key, its rows and its error
+Result = Rows | None | SessionFailure  # what a session returned, or why it failed
+Ended = tuple[Any, Result]  # a session's key, and its result
 
 THREADS = 16  # the blocking calls that a worker runs at once by default
 
@@ -218,8 +219,7 @@ class _Local(timeouts.LoopThread):
 class Runner:
     """One worker: runs sessions on the present event loop.
 
-    Each has a `key`: `ended` is told it once, with what the session returned, and its error or
-    None.
+    Each has a `key`: `ended` is told it once, with what the session returned or why it failed.
     """
 
     def __init__(self, worker: Worker, ended: Callable[[list[Ended]], object]) -> None:
@@ -246,29 +246,28 @@ class Runner:
     async def _run(
         self, key: Any, fields: Mapping[str, Any], sampling: Mapping[str, Any], session: Session
     ) -> None:
-        rows: Rows | None = None
-        error: SessionFailure | None = None
+        result: Result
         try:
             await _turn()
             # Copies: sessions of one prompt share nothing, so none depends on where another ran.
             args = own(fields), own(sampling), session
             if self._blocks:
-                rows = returned(await timeouts.in_thread(self._call, *args, name="rlskip-worker"))
+                result = returned(await timeouts.in_thread(self._call, *args, name="rlskip-worker"))
             else:
                 try:
-                    result = await self._worker(*args)
+                    rows = await self._worker(*args)
                 finally:
                     self._end_child()  # before a lock, which may be held by a thread of its parent
-                rows = returned(result)
+                result = returned(rows)
         except asyncio.CancelledError:
-            error = InfrastructureFailure("cancelled")
+            result = InfrastructureFailure("cancelled")
         except BaseException as raised:  # it could end the event loop
-            error = as_failure(raised)
+            result = as_failure(raised)
         del self._tasks[key]
         if not self._untold:
             with contextlib.suppress(RuntimeError):  # its event loop was closed
                 asyncio.get_running_loop().call_soon(self._tell)
-        self._untold.append((key, rows, error))
+        self._untold.append((key, result))
 
     def _tell(self) -> None:
         untold, self._untold = self._untold, []

@@ -183,9 +183,7 @@ class _Driver:
                     self._settle(key, as_failure(error))
 
     def _settle(self, key: tuple[int, int], result: Any) -> None:
-        failed = isinstance(result, SessionFailure)
-        rows, error = (None, result) if failed else (result, None)
-        self._pool.groups.returned([(self._running.pop(key), rows, error)])
+        self._pool.groups.returned([(self._running.pop(key), result)])
 
 
 class Actor(Runner):
@@ -208,7 +206,7 @@ class Actor(Runner):
 
     def start_known(self, key: Any, prompt: int, sampling: Any, session: Any) -> None:
         if isinstance(fields := self._prompts[prompt], SessionFailure):
-            self._keep([(key, None, fields)])
+            self._keep([(key, fields)])
         else:
             self.start(key, fields, sampling, session)
 
@@ -216,16 +214,14 @@ class Actor(Runner):
         self._prompts.pop(prompt, None)
 
     def _keep(self, ended: Sequence[Ended]) -> None:
-        for key, rows, error in ended:
-            packed = None  # as short as what most workers of verl's return
+        for key, result in ended:
+            if isinstance(result, SessionFailure):
+                # Its kind and its text: any process can load these, whatever its class is.
+                is_machine = isinstance(result, InfrastructureFailure)
+                result = (InfrastructureFailure if is_machine else DataFailure)(text_of(result))
             try:
-                if error is not None:
-                    # Its kind and its text: any process can load these, whatever its class is.
-                    is_machine = isinstance(error, InfrastructureFailure)
-                    kind = InfrastructureFailure if is_machine else DataFailure
-                    packed = pack(kind(text_of(error)))
-                elif rows is not None:
-                    packed = pack(rows)
+                # None is as short as what most workers of verl's return.
+                packed = None if result is None else pack(result)
             except Exception as refused:  # each on its own, so that what cannot be sent fails alone
                 packed = pack(DataFailure(f"its result cannot be sent: {text_of(refused)}"))
             self._results.append((key, packed))
