@@ -64,7 +64,7 @@ def makespan(lengths: np.ndarray, policy: Policy, history: np.ndarray | None = N
     scheduler = Scheduler(WORKERS, policy, per_worker=SLOTS)
     for i in range(prompts):
         known = [0.0, 0.0] if history is None else [n, n * float(history[i])]
-        scheduler.add(SessionGroup(i, prompts, n, known))
+        scheduler.add(SessionGroup(i, prompts, n, known), dict.fromkeys(range(n), 0))
     running: list[tuple[Any, ...]] = []
     now = 0.0
     while True:

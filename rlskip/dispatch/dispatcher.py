@@ -139,7 +139,7 @@ class RolloutDispatcher:
         own = batch if batch_size is None else None
         ahead = self._groups.ahead[partition]
         within = ahead if own is None else Partition(partition, self._replay)
-        call = SampleCall(self._replay, within, step_number(step), batch_size, time.monotonic())
+        call = SampleCall(within, step_number(step), batch_size, time.monotonic())
         if batch is not None:
             self._groups.submit(batch, within)
         groups = self._groups.take(call, own)

@@ -169,9 +169,8 @@ class Scheduler:
         self._again: list[Job] = []
         self._waiting: dict[int | None, list[tuple[float, int, Job]]] = {None: []}
 
-    def add(self, group: SessionGroup, attempts: Mapping[int, int] | None = None) -> None:
-        """Queue sessions of `group`, each from an attempt of this number on; None: all, from 0."""
-        attempts = dict.fromkeys(range(group.n), 0) if attempts is None else attempts
+    def add(self, group: SessionGroup, attempts: Mapping[int, int]) -> None:
+        """Queue sessions of `group`, each from an attempt of this number on."""
         for session, attempt in attempts.items():
             job = Job(group, session, next(self._numbers), attempt)
             place = self._place(job)

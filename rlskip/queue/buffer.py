@@ -144,7 +144,7 @@ class ReplayBuffer:
         if (number := integer(step)) is None:  # no prompt would ever be of this step
             raise ConfigError(f"it must be a whole number, got {step!r}", "step")
         known, refills = self._partition(name), self._refill is not None
-        return SampleCall(self.config, known, number, size, monotonic(), self._filter, refills)
+        return SampleCall(known, number, size, monotonic(), self._filter, refills)
 
     def _partition(self, name: str) -> Partition:
         if name not in self._partitions:

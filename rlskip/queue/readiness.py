@@ -221,9 +221,9 @@ class Partition:
     """
 
     def __init__(self, name: str, config: ReplayConfig) -> None:
-        self.name = name
+        self.name, self.config = name, config
         self.validates = name == keys.VAL
-        self.usual = config.val_n if self.validates else config.n
+        self._usual = config.val_n if self.validates else config.n
         self._viable = config.min_viable if config.on_incomplete == "min_viable" else None
         self._groups: dict[str, tuple[State | None, Any]] = {}  # in order of appearance
 
@@ -269,7 +269,7 @@ class Partition:
             for uid, place, its in places:
                 group = touched.get(uid) or self.find(uid)
                 if group is not None or its is not None:
-                    touched[uid] = group = group or PromptGroup(uid, self.usual)
+                    touched[uid] = group = group or PromptGroup(uid, self._usual)
                     group.set(place, key, its)
         for uid, group in touched.items():
             if group.entries:

@@ -13,7 +13,6 @@ from typing import Any
 
 import attrs
 
-from rlskip.config.other_nodes import ReplayConfig
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.keys import TRAIN, integer
 from rlskip.queue.readiness import (
@@ -73,7 +72,6 @@ class SampleCall:
 
     def __init__(
         self,
-        config: ReplayConfig,
         partition: Partition,
         step: int,
         batch_size: int | None,
@@ -83,11 +81,12 @@ class SampleCall:
     ) -> None:
         if batch_size is not None and (integer(batch_size) or 0) < 1:
             raise ConfigError(f"must be at least 1, or None, got {batch_size!r:.80}", "batch_size")
-        trains = not partition.validates
+        trains, config = not partition.validates, partition.config
         self.config, self.partition, self.step = config, partition, step
         self.batch_size = batch_size
         self.group_filter = group_filter if trains else None
         self._strategy = config.max_off_policy_strategy if trains and batch_size else ""
+        self._most = config.max_off_policy_threshold or 0  # which a strategy needs
         self._refills = refills
         self._gone: Eviction = {"stale": [], "dropped": [], "refilled": [], "rejected": []}
         self._started = self._logged = started
@@ -113,9 +112,8 @@ class SampleCall:
 
     def _ended(self, *states: State, stale: bool = False) -> list[Any]:
         """The groups in these states that are too old, or those that are not."""
-        most = self.config.max_off_policy_threshold or 0  # which a strategy needs
         drops = self._strategy == "drop"
-        return [g for g in self.groups(*states) if (drops and self._span(g) > most) == stale]
+        return [g for g in self.groups(*states) if (drops and self._span(g) > self._most) == stale]
 
     def judged(self) -> tuple[list[Any], list[Any]]:
         """The complete groups that can be sampled, and those that the filter rejects."""
@@ -188,9 +186,8 @@ class SampleCall:
 
     def _waits_for_old(self) -> bool:
         """Whether to wait for a running prompt that has reached the threshold."""
-        most = self.config.max_off_policy_threshold or 0
         running = self.partition.groups(State.RUNNING) if self._strategy == "wait" else ()
-        return any(self._span(group) >= most for group in running)
+        return any(self._span(group) >= self._most for group in running)
 
     def metrics(self) -> dict[str, float]:
         """What the call evicted, and the groups with missing sessions, as verl names them."""

@@ -46,7 +46,7 @@ class AnyOrder(RuleBasedStateMachine):
         for i in range(prompts):
             group = SessionGroup(i, prompts, n, [*known])
             self.expected[group] = set(range(n))
-            self.scheduler.add(group)
+            self.scheduler.add(group, dict.fromkeys(range(n), 0))
 
     @rule()
     def hand_out(self):
@@ -119,7 +119,7 @@ TestAnyOrder = AnyOrder.TestCase
 def test_round_robin_goes_on_where_the_last_batch_ended():
     scheduler = Scheduler(4, round_robin)
     for expected in ([0, 1, 2], [0, 1, 3]):
-        scheduler.add(SessionGroup(0, 1, 3))
+        scheduler.add(SessionGroup(0, 1, 3), dict.fromkeys(range(3), 0))
         assert sorted(job.worker for job in iter(scheduler.next, None)) == expected
 
 
