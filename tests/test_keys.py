@@ -63,13 +63,6 @@ def test_a_row_of_an_attempt_has_small_numbers_and_never_the_key_of_the_next(ses
         TrajectoryKey.of_attempt("u", session, index, 1)
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**6 - 1), st.integers(0, 99)), unique=True))
-def test_no_two_attempts_share_a_key(rows):
-    keys = {str(TrajectoryKey.of_attempt("u", 3, *row)) for row in rows}
-    assert len(keys) == len(rows)
-    assert str(TrajectoryKey.of_attempt("u", 3, 2, 0)) == "u_3_2"
-
-
 def test_a_number_in_a_tag_is_an_integer():
     values = [3, np.int32(3), None, True, 3.0, "3"]
     assert [integer(value) for value in values] == [3, 3, None, None, None, None]

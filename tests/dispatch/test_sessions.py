@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -42,7 +40,6 @@ def test_a_sample_shares_no_memory_with_its_batch():
     assert storage_bytes(sample["ragged"]) == 3 * 8
     assert storage_bytes(sample["views"][0]) == 8
     assert sample["images"]["pixels"].base is None
-    assert len(pickle.dumps(sample["input_ids"])) < 1000
     sample["messages"].append("more")
     sample["input_ids"].zero_()
     again = extract_sample(batch, 5)

@@ -19,18 +19,6 @@ from tests.queue.conftest import Rollouts
 from tests.queue.queue_tests import PolledQueue
 
 
-def test_drop_counts_and_logs(make_buffer, rollouts, queue, caplog):
-    buffer = make_buffer(on_incomplete="drop")
-    rollouts.counted("complete")
-    rollouts.counted("incomplete", error="boom")
-    rollouts.counted("elsewhere", step=2, error="boom")
-    batch, metrics = buffer.sample(1, "train")
-    assert batch.extra_info["rollout_root_keys"] == ["complete"]
-    assert metrics["training/rollout_failure/evicted_samples"] == 1
-    assert "incomplete: expected 2, got 0" in caplog.text
-    assert "elsewhere" in queue.list("train")  # another step's groups are not this call's business
-
-
 @pytest.mark.parametrize("policy", ["drop", "refill"])
 def test_a_batch_of_validation_is_smaller_by_what_was_dropped(make_buffer, queue, policy, clock):
     """And is never refilled: a refill submits a training prompt."""
