@@ -198,7 +198,8 @@ class Visits(RuleBasedStateMachine):
         for model, key in zip(self.models, found, strict=True):
             if isinstance(key, Differs):
                 model.quarantine(self.step, key.name)
-                model.replaces = key.name
+                # Under the name of a call with other prompts no later run would look.
+                model.replaces = key.name if key.name in model.candidates() else None
         return None
 
     # -- what holds after each rule ----------------------------------------------------------
