@@ -279,7 +279,7 @@ class Visit:
         there = [call.name]
         if not call.place:
             there = [*chain.from_iterable(self.listed.values())] if self.is_whole else []
-        if (nearest := self._nearest(call, there)) is None:
+        if not there or (nearest := self._nearest(call, there)) is None:
             if self._store.calls(self.step):
                 call.reason = "no unused dump of the step was made for such a call"
                 if not self.is_whole:

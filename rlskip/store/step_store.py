@@ -269,7 +269,7 @@ class StepStore:
         """Bytes of both files of a dump, as ``rlskip ls`` counts them."""
         place = self.place(meta.step, meta.call)
         with contextlib.suppress(OSError):  # it may be gone by now
-            return meta.stored + os.lstat(place.directory / place.meta).st_size
+            return meta.stored + os.lstat(f"{place.root}/{place.name}/{place.meta}").st_size
         return meta.stored
 
     def quarantine(self, step: int, reason: str, call: str = "") -> Path | None:
