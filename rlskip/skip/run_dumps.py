@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import attrs
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
 from rlskip.store import DumpMeta, Identity
-from rlskip.store.index import QUEUED, Index, Stamp, rows_of_prompts, stamp_at
+from rlskip.store.index import QUEUED, Stamp, rows_of_prompts, stamp_at
 from rlskip.store.layout import Place
 
 _CACHED = 1 << 30
@@ -77,10 +77,6 @@ class RunDumps:
         self._dumps = dumps
         self._ledger: Ledger = dumps.ledger
         self._repeats = dumps.local_config.action == SkipAction.REPEAT
-        # By directory, of the run and of other numbers of prompts: what its index lists, and what
-        # was there when that was mended last.
-        self._indices: dict[Path, Index] = {}
-        self._mended: dict[Path, Mapping[int, Sequence[Place]]] = {}
         # By the hash of a prompt, and of a batch, its dumps: of each the place among the calls of
         # its step, and which of its groups is the prompt's. Some may have been replaced since.
         self._listed: dict[str, list[tuple[Place, int, int]]] = {}
@@ -100,7 +96,7 @@ class RunDumps:
             return key.step > step, abs(step - key.step), key.order
 
         for key in sorted(listed, key=preference):
-            is_still = self._indices[own].dumps[key.name].batch == prompts_hash
+            is_still = self._dumps.store.index.dumps[key.name].batch == prompts_hash
             if key.step != step and is_still and stamp_at(key):
                 yield key
 
@@ -172,11 +168,9 @@ class RunDumps:
 
     def _refresh(self) -> None:
         """Read the indices on; after a directory was listed again, index what it lacks."""
-        for root, store in self._dumps.stores.items():
-            if root not in self._indices:
-                self._indices[root] = Index(root)
-            index, shard = self._indices[root], (store.rank, store.world_size)
-            lines, by_step, before = index.refresh(), store.listed_by_step(), self._mended.get(root)
+        for store in self._dumps.stores.values():
+            index, shard = store.index, (store.rank, store.world_size)
+            lines, by_step, before = index.refresh(), store.listed_by_step(), index.mended
             if by_step is not before:
                 # At first each line is compared with its dump. Later a dump that is replaced has a
                 # new line, unless its process was killed before: then it is not found until the
@@ -185,10 +179,10 @@ class RunDumps:
                 every = [one for family in [*by_step.values()] for one in [*family]]  # they grow
                 mine = [one for one in every if (one.rank, one.world_size) == shard]
                 some = [one for one in mine if one.name not in known]
-                self._mended[root] = by_step
+                index.mended = by_step
                 lines += index.mend(some, lambda p: store.read_meta(p.step, p.call))  # noqa: B023
             for line in lines:
-                place = Place.parse(root, line.name)
+                place = Place.parse(store.directory, line.name)
                 if place is not None and (place.rank, place.world_size) == shard:
                     nth = line.about.get("info", {}).get("place", 0)
                     for digest, i in [(line.batch, 0), *zip(line.prompts, itertools.count())]:

@@ -130,6 +130,8 @@ class Index:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.dumps: dict[str, IndexedDump] = {}
+        #: By step what was there when it was mended last, for who mends it.
+        self.mended: Mapping[int, Sequence[Place]] | None = None
         self._inode = self._read_to = 0
 
     def refresh(self) -> list[IndexedDump]:

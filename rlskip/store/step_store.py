@@ -18,6 +18,7 @@ from rlskip.format.kinds import Packer, rebuild
 from rlskip.jobs import alive
 from rlskip.store.dump import NewDump, in_use, move_away, opened, remove
 from rlskip.store.identity import Identity
+from rlskip.store.index import Index
 from rlskip.store.layout import Listing, Place
 from rlskip.store.meta import DumpMeta, kept_info
 
@@ -62,7 +63,7 @@ class StepStore:
         self.rank, self.world_size = rank, world_size
         self._max_bytes = half_of_memory() if max_bytes is None else max_bytes
         self._quarantines, self._complete = quarantines, complete
-        self._listing = Listing(self.directory)
+        self._listing, self.index = Listing(self.directory), Index(self.directory)
         self._sweep_at = -math.inf
         if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}, and the step just saved always stays")
