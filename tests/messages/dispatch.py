@@ -61,6 +61,7 @@ CASES = [
     ("a batch without prompts", lambda _: submit([], step=1)),
     ("a batch of other rows", lambda _: submit([{"uid": "a"}, None], step=1)),
     ("a prompt without sessions", lambda _: submit([{"uid": "a", "__rollout_n__": 0}], step=1)),
+    ("a prompt of 2.5 sessions", lambda _: submit([{"uid": "a", "__rollout_n__": 2.5}], step=1)),
     (
         "a policy that returns no placement",
         lambda _: collect(queue=MemoryQueue(), policy="builtins:id"),
