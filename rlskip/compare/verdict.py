@@ -142,7 +142,8 @@ class Comparison:
             return self._verdict_of_equals()
         differs = "the rollouts differ" if first.stage == ROLLOUTS else f"{first.stage} differs"
         said = f"{differs} first, at step {first.step}"
-        said += f": in {first.off} of {first.compared} {first.unit}" if first.off else ""
+        compared = counted(first.compared, first.unit[:-1])
+        said += f": in {first.off} of {compared}" if first.off else ""
         said += f" ({first.note})" if first.note else ""
         said += first.at.words(decode) if first.at is not None else ""
         equal = {(one.step, one.stage) for one in self.stages if one.state == EQUAL}
@@ -195,7 +196,7 @@ def _line(words: str, stages: Sequence[StageResult]) -> tuple[str, ...]:
     return (
         compact(sorted({one.step for one in stages})),
         ", ".join([*names[:_NAMED], *more]),
-        ", ".join(f"{count} {unit}" for unit, count in counts.items()),
+        ", ".join(counted(count, unit[:-1]) for unit, count in counts.items()),
         str(sum(one.off for one in stages) or ""),
         number(max(one.largest for one in stages) or None),
         f"{words}: {notes[0]}" if len(notes) == 1 else words,

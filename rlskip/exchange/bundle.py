@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 import xxhash
 
+from rlskip._human import counted
 from rlskip._version import __version__
 from rlskip.batch.columns import columns_of
 from rlskip.compare.records import PartInMemory, StepRecords
@@ -154,7 +155,7 @@ def _portable(value: Any, redact: bool) -> Any:
     if not isinstance(value, str):
         return value
     if redact and value:
-        return f"<text of {len(value)} characters, {_hash(value)}>"
+        return f"<text of {counted(len(value), 'character')}, {_hash(value)}>"
     return _PATH.sub(_named_file, value)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
+from rlskip._human import counted
 from rlskip.batch.decoding import Decode, decoder_at
 from rlskip.config.steps import compact
 from rlskip.errors import ConfigError, RlskipError
@@ -291,4 +292,4 @@ class Runs(Scope, Sequence[Run]):
     def __repr__(self) -> str:
         shown = [run.name for run in self._runs[:_SHOWN]]
         shown += [f"and {len(self) - _SHOWN} more"] if len(self) > _SHOWN else []
-        return f"<{len(self)} runs in {self.directory}: {', '.join(shown)}>"
+        return f"<{counted(len(self), 'run')} in {self.directory}: {', '.join(shown)}>"
