@@ -100,17 +100,21 @@ def is_complete(group: Mapping[str, Any], sampled: Iterable[str], otherwise: int
     return len(sessions) >= (root.get(EXPECTED_ROLLOUTS) or root.get(N) or otherwise or 1)
 
 
-def without_superseded(groups: Sequence[Group]) -> list[Group]:
+def without_superseded(groups: Sequence[Group], by_place: bool) -> list[Group]:
     """By position in the batch, of each prompt one: a complete group rather than another.
 
-    Of prompts that were submitted under other conditions each has its own.
+    Of prompts that were submitted under other conditions each has its own. Further complete ones
+    stay, too, for prompts that are asked for more often, unless groups serve `by_place`.
     """
     metas = PromptGroups(groups).metas.items()
     made = {key: meta.identity.digest(whole=True) for key, meta in metas if meta.identity}
     best: dict[tuple[str, str, int], Group] = {}
+    more = []
     for group in sorted(groups, key=lambda group: not group.count):
-        best.setdefault((made[group.key], group.digest, group.position), group)
-    return sorted(best.values(), key=lambda group: group.position)
+        first = best.setdefault((made[group.key], group.digest, group.position), group)
+        if first is not group and group.count and group.digest and not by_place:
+            more.append(group)
+    return sorted([*best.values(), *more], key=lambda group: group.position)
 
 
 def by_content(groups: Sequence[Group], contents: Sequence[str | None]) -> list[Group | None]:

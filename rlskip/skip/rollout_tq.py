@@ -251,7 +251,7 @@ class GroupRole(Role):
         except (DumpError, OSError) as error:
             log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
             return []
-        return without_superseded(groups)
+        return without_superseded(groups, self._repeats)
 
     def _judge(self, step: int, plan: Plan, submitted: Submitted) -> None:
         """Refuse a visit's first batch if the dump lacks prompts, which are not to be generated.

@@ -193,3 +193,18 @@ def test_by_prompt_a_repeat_uses_groups_again(run: Callable[..., Any]) -> None:
     )
     with pytest.raises(MissError, match="the run serves 1 of the batch's 2 prompts"):
         second.step(3, trained("x", "b"))
+
+
+def test_groups_of_one_prompt_and_place_serve_one_after_the_other(
+    after: Callable[..., Any],
+) -> None:
+    """The second call generates what has the place, in the step, of the group that served."""
+    again = after("xy")
+    for run in "st":
+        again.submit(prompts("y", run=run))
+    assert again.submitted == ["t-0"]
+    again.sample()
+    SkipManager.set_step(2)
+    SkipManager.set_step(1)
+    again.submit(prompts("y", "y", run="u"))
+    assert again.submitted == ["t-0"]

@@ -100,10 +100,12 @@ class Model:
             return others
         if self.found is None:
             mine = sorted((o for o in parts.known if o.step == step), key=parts.number)
-            found: dict[tuple[str, str, int], Known] = {}
+            best: dict[tuple[str, str, int], Known] = {}
             for one in sorted(mine, key=lambda one: not one.is_complete):
-                found.setdefault((one.style, one.prompt, one.position), one)
-            self.found = sorted(found.values(), key=lambda one: one.position)
+                best.setdefault((one.style, one.prompt, one.position), one)
+            firsts = [*best.values()]
+            more = [one for one in mine if one.is_complete and one not in firsts]
+            self.found = sorted([*firsts, *more], key=lambda one: one.position)
             self.served = []
             if None in parts.numbers[step].values():  # it cannot be told what that had
                 self.generates.add(step)
