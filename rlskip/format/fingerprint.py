@@ -205,12 +205,15 @@ class _Conversion(Packer):
         if self._simplify is not None:
             value = self._simplify(value)
             kind = type(value)
-        # At once: a prompt has several of these, and a step many prompts.
+        # At once: a prompt has several of these, or is one, and a step many prompts.
         if kind in (list, tuple) and _OF_JSON.issuperset(map(type, value)):
             return [_text(part) if type(part) is str else part for part in value]
         if kind is np.ndarray and value.ndim and value.dtype in _PLAIN:
             return _array(value)
         if kind is dict:
+            if _OF_JSON.issuperset(map(type, value.values())) and {*map(type, value)} == {str}:
+                parts = [*map(_text, value)], self.plain([*value.values()])
+                return dict(sorted(zip(*parts, strict=True)))
             return self._composite(value)
         value = _scalar_of(unwrapped(value))
         kind = type(value)
