@@ -49,8 +49,6 @@ def _unpack_tensor(unpacker: Unpacker, form: str, *parts: Node) -> Any:
         unpacker.charge(_VIEW * len(offsets))
         return unpacker.make.jagged(values, offsets, lengths, dim)
     name, shape, number, device = parts
-    if number is None:
-        return unpacker.make.tensor(np.empty(0, np.uint8), name, shape, device)
     return unpacker.once(number, lambda raw: unpacker.make.tensor(raw, name, shape, device))
 
 

@@ -194,8 +194,10 @@ class Unpacker:
     def entries(self, entries: list[list[Node]]) -> Iterator[tuple[Any, Any]]:
         return ((as_key(self.node(key)), self.node(value)) for key, value in entries)
 
-    def once(self, number: int, build: Callable[[np.ndarray], Any]) -> Any:
-        """What `build` makes of array `number`: one object wherever a tree names it."""
+    def once(self, number: int | None, build: Callable[[np.ndarray], Any]) -> Any:
+        """What `build` makes of array `number`, or of none: one object wherever a tree names it."""
+        if number is None:
+            return build(np.empty(0, np.uint8))
         if number not in self._built:
             self._built[number] = build(self.source.array(number))
         return self._built[number]

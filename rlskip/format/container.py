@@ -16,20 +16,18 @@ before it is allocated, and a compressed run with the index before the decompres
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import struct
-from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import xxhash
 
 from rlskip._copies import fresh, share
-from rlskip.errors import ConfigError
+from rlskip.config.max_bytes import half_of_memory as half_of_memory
 from rlskip.format import chunks
 from rlskip.format.chunks import CHUNK, STORED_AS, Array
 from rlskip.format.dump_errors import (
@@ -174,11 +172,7 @@ class Reader:
             if times > 1:
                 out = out.view(np.dtype(spec, metadata={"of": whole}))  # type: ignore[call-overload]
             found[number] = out
-        if self.is_small:
-            for job in jobs:
-                self._expand(self._chunk(*job[0]), *job[1:])
-        else:
-            share(lambda job: self._expand(self._chunk(*job[0]), *job[1:]), jobs)
+        share(lambda job: self._expand(self._chunk(*job[0]), *job[1:]), jobs)
         self._fetched |= found
         self._verified |= found.keys()
 
@@ -249,32 +243,3 @@ class Reader:
 
     def _corrupt(self, what: str) -> CorruptDumpError:
         return CorruptDumpError(what, where=self.where)
-
-
-def half_of_memory() -> int:
-    """Half of the bytes that this process may use, unless RLSKIP_MAX_BYTES allows others."""
-    if not (given := os.environ.get("RLSKIP_MAX_BYTES")):
-        return _memory() // 2
-    if not given.isdecimal():
-        raise ConfigError(f"{given!r:.40} is not a number of bytes", "RLSKIP_MAX_BYTES")
-    return int(given)
-
-
-@functools.cache
-def _memory() -> int:
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(machine, *limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")))
-
-
-def limits(root: Path, own: Path) -> Iterator[int]:
-    """Those of this process's control group and of the groups above it, of version 1 or 2."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in own.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers in ("", "memory"):
-                # In a container the path may be the host's; the root is then the group itself.
-                group = Path(path.lstrip("/"))
-                for place in (group, *group.parents):
-                    for name in ("memory.max", "memory.limit_in_bytes"):
-                        with contextlib.suppress(OSError, ValueError):  # no such file; "max"
-                            yield int((root / controllers / place / name).read_text())

@@ -156,10 +156,7 @@ def _pack_ndarray(value: np.ndarray, packer: Packer) -> list[Node]:
 def _unpack_ndarray(unpacker: Unpacker, name: str, shape: list[int], content: Node) -> np.ndarray:
     if name == "O":
         return objects_of(unpacker.list_of(content)).reshape(shape)
-    dtype = _dtype(name)
-    if content is None:
-        return np.empty(0, dtype).reshape(shape)
-    return unpacker.once(content, lambda raw: raw.view(dtype).reshape(shape))  # type: ignore[no-any-return]
+    return unpacker.once(content, lambda raw: raw.view(_dtype(name)).reshape(shape))  # type: ignore[no-any-return]
 
 
 def _pack_scalar(value: np.generic, packer: Packer) -> list[Node]:

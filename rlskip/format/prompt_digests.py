@@ -67,9 +67,13 @@ def _digest_of(row: Any, left_out: Collection[str]) -> str | None:
     return None if is_bare else fingerprint(row, None)[:DIGITS]
 
 
-def _rows_of(columns: Mapping[Any, Any], n: int, neutral: Collection[str]) -> list[dict[Any, Any]]:
+def _rows_of(columns: dict[Any, Any], n: int, neutral: Collection[str]) -> list[dict[Any, Any]]:
     rows: list[dict[Any, Any]] = [{} for _ in range(n)]
-    columns = {name: _on_host(column) for name, column in columns.items()}
+    for name, column in columns.items():
+        # As one array, because a thousand small tensors take far longer to hash.
+        if is_tensor(column) and not column.is_nested:
+            with contextlib.suppress(TypeError, RuntimeError):  # what numpy lacks stays as it is
+                columns[name] = column.numpy(force=True)
     masks = [column for name, column in columns.items() if str(name).endswith("attention_mask")]
     for name, column in columns.items():
         cells = cells_of(column, n)
@@ -83,18 +87,10 @@ def _rows_of(columns: Mapping[Any, Any], n: int, neutral: Collection[str]) -> li
             fitting = (mask for mask in masks if getattr(mask, "shape", None) == shape)
             mask = next(fitting, None)
             real = None if mask is None or mask.all() else mask != 0
-            texts = row_texts(column, real)
-            if texts is None and real is not None:
+            if (texts := row_texts(column, real)) is not None:
+                cells = texts
+            elif real is not None:
                 cells = [cell[..., some] for cell, some in zip(column, real, strict=True)]
-            cells = cells if texts is None else texts
         for row, cell in zip(rows, cells, strict=True):
             row[name] = cell
     return rows
-
-
-def _on_host(column: Any) -> Any:
-    """A tensor as one array, because a thousand small tensors take far longer to hash."""
-    if is_tensor(column) and not column.is_nested:
-        with contextlib.suppress(TypeError, RuntimeError):  # what numpy lacks stays as it is
-            return column.numpy(force=True)
-    return column

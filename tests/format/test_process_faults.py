@@ -13,9 +13,9 @@ from tensordict import TensorDict
 
 import rlskip
 from rlskip import SkipManager
+from rlskip.config.max_bytes import limits as limits_of
 from rlskip.errors import ConfigError
 from rlskip.format.container import Reader
-from rlskip.format.container import limits as limits_of
 from rlskip.store import AbsentDumpError, StepStore, TooLargeDumpError, register_codec
 from tests.format.values import DataProto, as_verl
 
