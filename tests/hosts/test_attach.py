@@ -100,10 +100,6 @@ def test_a_foreign_method_is_skipped_from_the_command_line(app: Any) -> None:
     run = app.run(*ON, how)
     assert generated(app) == ["method 1 eval", "method 2 eval"]
     assert "role rollout: 2 hits, 0 misses" in run.out
-    # Another run without the option: everything is generated, and rlskip logs nothing.
-    run = app.run()
-    assert len(generated(app)) == 4
-    assert "rlskip" not in run.said
 
 
 @pytest.mark.slow
