@@ -162,6 +162,7 @@ def test_jobs_that_append_at_once_and_are_killed_lose_no_line(store: StepStore) 
     ]
     for job in jobs:
         job.start()
+    assert pipes[0][0].poll(60), "on a busy machine it takes its time"
     for job in jobs:
         time.sleep(0.1)
         os.kill(job.pid or 0, signal.SIGKILL)
