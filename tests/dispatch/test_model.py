@@ -44,6 +44,11 @@ class Uncopyable:
         raise TypeError("cannot be copied")
 
 
+class Exits:
+    def sum(self) -> int:
+        raise SystemExit(3)
+
+
 def refused(buffer: torch.Tensor) -> Any:
     return {"x": buffer, "odd": (i for i in "abc")}
 
@@ -84,6 +89,7 @@ FINE = {
     "a TensorDict": lambda buffer: TensorDict({"x": buffer}, []),
     "rows": lambda buffer: [{"x": buffer, "turn": i} for i in range(3)],
     "a field that only shares the name": lambda buffer: {"x": buffer, "response_mask": 7},
+    "a mask that ends the loop": lambda buffer: {"x": buffer, "response_mask": Exits()},
 }
 
 
