@@ -15,12 +15,12 @@ import attrs
 
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.format.dump_errors import UnsupportedTypeError
+from rlskip.jobs.served import Needs
 from rlskip.skip.names import ALL, IGNORED, NEUTRAL_META, SELF
 from rlskip.skip.plain import is_data, is_single
 from rlskip.skip.stored import attributes_of
 
 if TYPE_CHECKING:
-    from rlskip.jobs.served import Needs
     from rlskip.skip.prompt_rows import PromptRows
     from rlskip.store.layout import Place
 
@@ -152,8 +152,8 @@ class Call:
     #: it could not, before the ranks agreed.
     generation: str = attrs.field(init=False, default="")
     loaded: Any = attrs.field(init=False, default=None)
-    #: What it needs of each session that it resumes; None before the stage runs.
-    needs: Needs | None = attrs.field(init=False, default=None)
+    #: What it needs of each session that it resumes, once the stage runs.
+    needs: Needs = attrs.field(init=False, factory=Needs)
     #: How long the stage itself ran, or the dump took to load, in seconds.
     seconds: float = attrs.field(init=False, default=0.0)
 

@@ -125,8 +125,8 @@ class Dumps:
                 RowColumns.of(result, fields).refuse_misfits(call.stage.name)
         if self.facts.tokenizer is not None:
             info["tokenizer"] = str(self.facts.tokenizer)
-        is_told = call.needs is None or call.needs.is_told
-        if call.stage.lacks and (lacking := call.stage.lacks(result)) and is_told:
+        lacks, is_told = call.stage.lacks, call.needs.is_told
+        if lacks and (lacking := lacks(result)) and is_told:
             info["lacks"] = list(lacking)
         if not call.is_observed:  # else its prompts are those of another call
             counts: list[int] | str = "the prompts cannot be told apart"
