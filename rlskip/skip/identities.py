@@ -197,12 +197,14 @@ class Identities:
         except UnsupportedTypeError as error:
             self._refuse_uncomparable(call.explained(error))
             return [""] * len(uids_of(call.prompts)), self.made_by(call, None, {})
-        if submitted is None:
-            made = self.made_by(call, arguments, asked)
-        else:
+        made = self.made_by(call, arguments, asked)
+        if submitted is not None:
             if arguments is not None:
-                given = arguments.values.keys() - arguments.usual
-                asked |= {f"arguments.{name}": arguments.values[name] for name in given}
+                own = arguments.values
+                asked |= {f"arguments.{name}": value for name, value in own.items()}
+                usual = {*submitted.noted.get("defaults", ())} - own.keys()
+                noted = {"defaults": sorted(usual | (arguments.usual & own.keys()))}
+                submitted = attrs.evolve(submitted, noted={**submitted.noted, **noted})
             made = submitted.adding(asked)
         if None in digests:
             what = "nothing but uids tells the prompts apart, so each is served by the group at its"

@@ -208,3 +208,23 @@ def test_groups_of_one_prompt_and_place_serve_one_after_the_other(
     SkipManager.set_step(1)
     again.submit(prompts("y", "y", run="u"))
     assert again.submitted == ["t-0"]
+
+
+def test_a_refill_is_made_as_its_step_was_but_for_its_own_arguments(
+    start: Callable[..., Any],
+) -> None:
+    def step(of_batch: str, of_refill: str) -> list[str]:
+        loop = start()
+
+        def submit(prompts: dict[str, Any], style: str = "plain") -> None:
+            loop._submit(prompts)
+
+        for phase, uid, style in (("submit", "r", of_batch), ("refill", "s", of_refill)):
+            options = {"queue": loop.queue, "phase": phase, "stage": "submit"}
+            SkipManager.annotate("rollout_tq", **options)(submit)(prompts(phase, run=uid), style)
+        loop.sample()
+        return list(loop.submitted)
+
+    assert step("long", "plain") == ["r-0", "s-0"]
+    assert step("long", "long") == ["s-0"]
+    assert step("long", "plain") == step("long", "long") == []
