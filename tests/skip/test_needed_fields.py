@@ -222,7 +222,7 @@ def test_a_description_is_checked_where_it_is_given(init: Callable[..., None]) -
     for rows in ({"respose": "said"}, {"n": 0}, {"response": 3}):
         with pytest.raises(RowsError):
             SkipManager.annotate(role="rollout", rows=rows)
-    at = {"rollout": {"target": "json:dumps", "rows": {"respose": "said"}}}
+    at = {"rollout": {"target": "colorsys:rgb_to_hls", "rows": {"respose": "said"}}}
     with pytest.raises(ConfigError, match=r"^skip\.attach\.rollout\.rows: .*respose"):
         init(attach=at)
 
