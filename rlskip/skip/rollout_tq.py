@@ -206,9 +206,12 @@ class GroupRole(Role):
             submitted.prompts += len(plan.uids)
             submitted.identity = submitted.identity if refills else present
             submitted.served.update(plan.served)
-            if self.dumps.by_prompt:
-                call.parts = plan.served
-                self.dumps.ledger.serve(call.parts)
+            # Nor do their sessions serve that are left in the step's journal: told before they are
+            # loaded, because a dispatcher may be submitting the same prompts.
+            own = (group for group in plan.served if group.key.root == self.dumps.directory)
+            journaled = [group.journal_name for group in own if group.journal_name is not None]
+            call.parts = [*(plan.served if self.dumps.by_prompt else ()), *journaled]
+            self.dumps.ledger.serve(call.parts)
         return plan
 
     def _by_prompt(
@@ -279,7 +282,7 @@ class GroupRole(Role):
         """All that enters the queue for the planned groups, verified."""
         from rlskip.queue import to_rows  # needs torch
 
-        enters, names = Entering(), list[str]()
+        enters = Entering()
         for key, meta in plan.served.metas.items():
             groups = zip(plan.uids, plan.groups, strict=True)
             chosen = [(uid, group) for uid, group in groups if group and group.key == key]
@@ -295,12 +298,6 @@ class GroupRole(Role):
                 what = "it does not hold groups of a queue"
                 raise CorruptDumpError(what, str(step.directory)) from error
             self.dumps.notices.changed(meta, store.directory)
-            if step.root == self.dumps.directory:
-                # Nor do their sessions serve that are left in the step's journal.
-                roots = (loaded["groups"][group.start]["tags"][""] for _, group in chosen)
-                names += (str(root.get(keys.JOURNAL_NAME)) for root in roots)
-        call.parts = [*call.parts, *names]
-        self.dumps.ledger.serve(names)
         return enters
 
     # -- from the queue into a dump ----------------------------------------------------------
@@ -329,7 +326,8 @@ class GroupRole(Role):
         queued, n = [], self._identities.conditions.compared["n"]
         for group in part["groups"]:
             root, whole = group["tags"][""], is_complete(group, part["keys"], n)
-            queued.append([root[keys.DUMP_CONTENT], root[keys.DUMP_POSITION], whole])
+            place = [root[keys.DUMP_CONTENT], root[keys.DUMP_POSITION]]
+            queued.append([*place, whole, root.get(keys.JOURNAL_NAME)])
         store = self.dumps.store
         there = store.calls(step)
         first = next(number for number in itertools.count() if part_name(number) not in there)

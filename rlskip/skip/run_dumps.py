@@ -29,8 +29,8 @@ class Group:
     """The rows of a dump that were generated for one prompt: `count` of them from `start` on.
 
     Of a queue's dump ``start`` is the number of the group, whose ``count`` is 1 if it is complete,
-    and ``position`` that of its prompt in its step. It was ``made`` for more than the prompt, and
-    judged by the ``meta`` of its dump.
+    ``position`` that of its prompt in its step, and ``journal_name`` that in the step's journal. It
+    was ``made`` for more than the prompt, and judged by the ``meta`` of its dump.
     """
 
     key: Place
@@ -41,6 +41,7 @@ class Group:
     made: Identity = attrs.field(eq=False)
     meta: DumpMeta = attrs.field(eq=False)
     position: int = attrs.field(eq=False, default=0)
+    journal_name: str | None = attrs.field(eq=False, default=None)
 
     def differs(self, present: Identity) -> str:
         """How the dump was made for another call than the `present` one."""
@@ -215,12 +216,14 @@ def groups_in(key: Place, meta: DumpMeta | None) -> list[Group]:
     if meta is None or meta.identity is None:
         return []
     made, info = meta.identity.for_prompts(None), meta.info
-    found = [(digest, at, count, 0) for digest, at, count in rows_of_prompts(info)]
+    found: list[Any] = [(*rows, 0, None) for rows in rows_of_prompts(info)]
     if QUEUED in info:
         try:
-            found = [(c or "", i, int(w is True), at) for i, (c, at, w) in enumerate(info[QUEUED])]
+            told = enumerate(info[QUEUED])
+            found = [(c or "", i, int(w is True), at, name) for i, (c, at, w, name) in told]
         except (TypeError, ValueError):
             return []
-    groups = [Group(key, at, n, meta.checksum, d, made, meta, place) for d, at, n, place in found]
+    groups = [Group(key, at, n, meta.checksum, d, made, meta, *rest) for d, at, n, *rest in found]
     sound = all((type(one.digest), type(one.position)) == (str, int) for one in groups)
+    sound = sound and all(isinstance(one.journal_name, str | None) for one in groups)
     return groups if sound else []

@@ -83,11 +83,22 @@ def test_runs_with_and_without_a_role_of_groups_share_journals(tmp_path: Path, f
     assert resumed == [0, 2 * N]
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("match", ["step", "prompt"])
 def test_sessions_of_groups_that_served_from_a_dump_are_not_resumed(
-    tmp_path: Path, match: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, match: str, beside: bool
 ) -> None:
     drawn: list[int] = []
+    later: list[Any] = []  # what is submitted in another thread, while the dump is loaded
+    load = StepStore.load
+
+    def load_beside(*args: Any, **kwargs: Any) -> Any:
+        with ThreadPoolExecutor(1) as executor:
+            while later:
+                executor.submit(submit, later.pop()).result()
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(StepStore, "load", load_beside)
 
     async def worker(prompt: Any, sampling: Any, session: Any) -> Any:
         drawn.append(len(drawn))
@@ -111,8 +122,11 @@ def test_sessions_of_groups_that_served_from_a_dump_are_not_resumed(
         SkipManager.set_step(1)
         pool, store = LocalPool(worker, 1), SkipManager.store("rollout_tq")
         with RolloutDispatcher(pool, queue, {"dispatch": config}, store=store) as dispatcher:
-            for i in range(1 if run == 0 else 2):  # the dump has a group for one of the two
-                submit([{"uid": f"{run}-{i}", "text": "a"}])
+            # The dump has a group for one of the two.
+            batches = [[{"uid": f"{run}-{i}", "text": "a"}] for i in range(1 if run == 0 else 2)]
+            later += batches[1:] if beside else []
+            for batch in batches[: 1 if beside else 2]:
+                submit(batch)
             if run != 1:  # it ends before it has sampled
                 rows = queue.get(sample(queue).keys, "train")
                 trained.append(sorted(int(draw) for draw in rows["draw"]))

@@ -107,7 +107,10 @@ def test_without_threads_training_goes_on(
 
 @pytest.mark.parametrize(
     "groups",
-    ["x", 5, None, [1], [[1, 2]], [["c", "p", True]], [[[], 0, True]], [[None, 0, True]] * 2],
+    [
+        *("x", 5, None, [1], [[1, 2]], [["c", "p", True, "s"]], [[[], 0, True, "s"]]),
+        *([["c", 0, True, []]], [[None, 0, True, None]] * 2),
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize("content", [None, {"groups": [], "keys": ["x"], "fields": 5}, {}])

@@ -341,8 +341,8 @@ def test_evicted_groups_are_dumped_with_their_place_and_replayed_with_it(
     trainer.buffer.clear(trainer.sample(4)[0])
     store = SkipManager.store("rollout_tq")
     sampled, evicted = (store.read_meta(3, part_name(k)).info["groups"] for k in (0, 1))
-    assert [position for _, position, _ in sampled] == [0, 2, 3, 4]
-    assert [position for _, position, _ in evicted] == [1]
+    assert [position for _, position, *_ in sampled] == [0, 2, 3, 4]
+    assert [position for _, position, *_ in evicted] == [1]
     assert store.read_meta(3, part_name(2)) is None
     trainer = run(at=3)
     assert role_of("rollout_tq").prompts_dumped(3) == 5
@@ -359,4 +359,4 @@ def test_evicted_groups_are_dumped_with_their_place_and_replayed_with_it(
     assert trainer.submitted == ["x", "a"], "a's group has served already"
     trainer.buffer.clear(trainer.sample(7)[0])
     added = SkipManager.store("rollout_tq").read_meta(3, part_name(2)).info["groups"]
-    assert [position for _, position, _ in added] == [5, 6]
+    assert [position for _, position, *_ in added] == [5, 6]
