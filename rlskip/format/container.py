@@ -27,7 +27,7 @@ import numpy as np
 import xxhash
 
 from rlskip._copies import fresh, share
-from rlskip.config.max_bytes import half_of_memory as half_of_memory
+from rlskip.config.max_bytes import half_of_memory
 from rlskip.format import chunks
 from rlskip.format.chunks import CHUNK, STORED_AS, Array
 from rlskip.format.dump_errors import (

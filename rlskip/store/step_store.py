@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlskip.format.container import half_of_memory
+from rlskip.config.max_bytes import half_of_memory
 from rlskip.format.dump_errors import AbsentDumpError, CorruptDumpError, UnreadableDumpError
 from rlskip.format.kinds import Packer, rebuild
 from rlskip.jobs import alive
