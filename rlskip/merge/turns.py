@@ -16,6 +16,7 @@ import numpy as np
 from tensordict import is_tensor_collection
 from torch import Tensor
 
+from rlskip._human import counted
 from rlskip.batch.ragged import NUMBER
 from rlskip.errors import RlskipError
 
@@ -138,13 +139,13 @@ def check_count(entries: int, rows: int, name: str) -> None:
     """Refuse a batch without rows, or a field without exactly one entry for each."""
     remedy = "an empty step has nothing to train on"
     expect(rows > 0, "there are no rows", RESPONSES, remedy)
-    expect(entries == rows, f"{entries} entries for {rows} rows", name)
+    expect(entries == rows, f"{entries} entries for {counted(rows, 'row')}", name)
 
 
 def check_tokens(values: Iterable[int], tokens: Iterable[int], name: str) -> None:
     """Refuse a field with a row that has not exactly one value per response token."""
     for i, (found, wanted) in enumerate(zip(values, tokens, strict=True)):
-        what = f"{found} values for {wanted} response tokens"
+        what = f"{counted(found, 'value')} for {counted(wanted, 'response token')}"
         expect(found == wanted, what, f"{name}[{i}]")
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import attrs
 
 from rlskip import keys
+from rlskip._human import counted
 from rlskip.config.other_nodes import ReplayConfig
 from rlskip.errors import RlskipError
 from rlskip.queue.protocol import Tag
@@ -201,7 +202,7 @@ class PromptGroup:
             if ended == keys.FAILURE:
                 failed[session_id] = str(marker.get(keys.ERROR, ""))
             elif announced not in (None, len(rows)):
-                failed[session_id] = f"found {len(rows)} of its {announced} rows"
+                failed[session_id] = f"found {len(rows)} of its {counted(announced, 'row')}"
             elif statuses == {keys.SUCCESS} and (ended == keys.SUCCESS or keys.N not in self.tag()):
                 succeeded[session_id] = rows
         self._tallied = succeeded, failed

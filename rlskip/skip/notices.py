@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from rlskip._human import age, short
+from rlskip._human import age, counted, short
 from rlskip.batch.columns import SCORES, field_names
 from rlskip.config.check import is_below
 from rlskip.config.facts import HostFacts
@@ -133,7 +133,7 @@ class Notices:
         for run, path, differing in self._siblings():
             if not (self._local_config.match == "prompt" and {*differing} == {"gbs"}):
                 differs = ", ".join(f"{k} is {a} now, {b} there" for k, (a, b) in differing.items())
-                has = f"has dumps of {_steps_in(path)} steps, which are not found"
+                has = f"has dumps of {counted(_steps_in(path), 'step')}, which are not found"
                 yield f"{run} {has}: {differs}"
 
     def other_sizes(self) -> list[Path]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from rlskip._human import counted
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
 from rlskip.store import DumpMeta, Identity
@@ -60,7 +61,7 @@ class PromptGroups(tuple[Group, ...]):
     def __str__(self) -> str:
         steps = Counter(group.key.step for group in self)
         named = ", ".join(f"{steps[step]} from step {step}" for step in sorted(steps))
-        return f"the groups of {len(self)} prompts ({named})"
+        return f"the groups of {counted(len(self), 'prompt')} ({named})"
 
 
 class RunDumps:
