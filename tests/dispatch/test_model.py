@@ -179,7 +179,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("examples", [30, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [30, pytest.param(100, marks=pytest.mark.slow)])
 def test_each_caller_gets_its_own_rows(examples):
     tried = given(**CALLS)(each_caller_gets_its_own_rows)
     settings(max_examples=examples)(tried)()

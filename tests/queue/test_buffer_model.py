@@ -272,7 +272,7 @@ TestBufferAgainstModel.settings = settings(max_examples=25, stateful_step_count=
 
 @pytest.mark.slow
 def test_the_same_for_longer():
-    many = settings(max_examples=200, stateful_step_count=40)
+    many = settings(max_examples=80, stateful_step_count=40)
     run_state_machine_as_test(BufferAgainstModel, settings=many)
 
 
