@@ -14,6 +14,7 @@ import inspect
 import logging
 import math
 import os
+import threading
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -44,6 +45,8 @@ Result = Rows | None | SessionFailure  # what a session returned, or why it fail
 Ended = tuple[Any, Result]  # a session's key, and its result
 
 THREADS = 16  # the blocking calls that a worker runs at once by default
+
+_copying = threading.Lock()  # held while rows are copied, for which no code of a user's is called
 
 logger = logging.getLogger(__name__)
 
@@ -324,7 +327,13 @@ def returned(result: Any) -> Rows | None:
         )
     if not rows:
         raise DataFailure("the worker returned no trajectory")
-    return [_kept(row, i) for i, row in enumerate(rows)]
+    kept = [_kept(row, i) for i, row in enumerate(rows)]
+    # A call of torch releases the GIL for a moment. Where the threads of many workers copy at the
+    # same time they wake one another for each of them, and all take several times as long.
+    with _copying:
+        for row in kept:
+            row.update({n: value for n, value in row.kept.items() if type(value) is torch.Tensor})
+    return kept
 
 
 def _kept(row: Mapping[Any, Any], i: int) -> OwnRow:
@@ -333,9 +342,10 @@ def _kept(row: Mapping[Any, Any], i: int) -> OwnRow:
         value = row[name]
         if not isinstance(name, str):
             raise DataFailure(f"row {i}: the name {name!r:.80} of a field is not a string")
-        if type(value) is not torch.Tensor and (
-            is_tensor_collection(value) and not is_non_tensor(value)
-        ):
+        if type(value) is torch.Tensor:  # as nearly always
+            kept.kept[name] = value  # which is copied with the others
+            continue
+        if is_tensor_collection(value) and not is_non_tensor(value):
             what = f"field {name!r} is a nested {type(value).__name__}; return its fields flat"
             raise DataFailure(f"row {i}: {what}")
         try:

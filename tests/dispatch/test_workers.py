@@ -14,7 +14,7 @@ import pytest
 import torch
 from tensordict import NonTensorStack
 
-from rlskip.dispatch import LocalPool
+from rlskip.dispatch import LocalPool, pools
 from tests.clock import eventually
 
 
@@ -167,8 +167,10 @@ def exits_in_a_task_of_its_own():
 
 
 def forks():
+    pools._copying.acquire()  # as another worker's thread may hold it
     if (child := os.fork()) == 0:
         return  # comes back, in the child
+    pools._copying.release()
     os.waitpid(child, 0)
 
 
