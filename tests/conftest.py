@@ -42,7 +42,7 @@ with contextlib.suppress(ImportError):  # some environments of hosts have no hyp
 HERE = Path(__file__).parent
 RUN = "grpo_tiny/GBS4_N2_in6_out8"
 
-# Images of containers forbid it: then each process would compile rlskip anew, and all tests, too.
+# Container images forbid it: each process would compile rlskip and the tests again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -248,7 +248,10 @@ class Groups:
     def returned(self, ended: Sequence[Ended]) -> None:
         """These attempts have ended: of each, another one follows, or its session ends."""
         for job, result in ended:
-            self._returned(job, result)
+            try:
+                self._returned(job, result)
+            except BaseException:  # the others have ended all the same
+                logger.exception("rlskip: the end of %s is not seen", job)
 
     def _returned(self, job: Job, result: Result) -> None:
         if job not in self._scheduler.running:  # it was given up

@@ -209,8 +209,7 @@ def _kept(value: Any) -> Any:
     if type(value) is torch.Tensor:
         try:
             if value.nbytes <= _SHORT:
-                # Neither releases the GIL, as each call of torch does: the threads of many workers,
-                # which wake one another for it, took five times as long.
+                # Neither releases the GIL, as a call of torch does, which other workers wait for.
                 return value.numpy().copy()
         except (TypeError, RuntimeError):  # on another device, or of a type that numpy lacks
             pass

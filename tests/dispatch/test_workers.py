@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import threading
 import time
@@ -223,3 +224,27 @@ def test_what_a_worker_does_costs_its_own_sessions(make_dispatcher, act, monkeyp
     if act == "blocks":
         assert batch.report.attempts == 16, "nothing waits for the worker that blocks"
     BLOCKED.set()
+
+
+def test_an_end_that_fails_costs_no_other_of_its_turn(make_dispatcher, make_prompts, request):
+    ran, refused = [], []
+
+    async def worker(prompt, sampling, session):
+        ran.append(session.session_id)
+        if ran.count(0) == 1 == len(ran):
+            raise ValueError("once")
+        return {"responses": torch.ones(1)}
+
+    def refuses(record):  # a filter of the user's own
+        if "is tried again" in record.msg and not refused:
+            refused.append(record)
+            raise SystemExit
+        return True
+
+    logger = logging.getLogger("rlskip.dispatch.groups")
+    logger.addFilter(refuses)
+    request.addfinalizer(lambda: logger.removeFilter(refuses))
+    options = {"n": 3, "session_timeout_s": 1, "max_data_retries": 1, "max_retries": 1}
+    make_dispatcher(worker, 1, queue=None, **options).collect(make_prompts(1), step=1)
+    assert sorted(ran) == [0, 0, 1, 2]
+    assert refused

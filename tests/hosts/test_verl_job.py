@@ -148,7 +148,7 @@ def test_where_skip_is_off_nothing_is_checked(make_app: Any, make_verl: Any) -> 
 def test_the_jobs_name_reaches_the_process_that_trains(
     launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a job of many, each of which starts Ray anew."""
+    """Of a job of many, each of which starts Ray again."""
     monkeypatch.setenv("RLSKIP_DIRECTORY", "/typed/here")
     given: list[Any] = []
     ray: Any = types.ModuleType("ray")

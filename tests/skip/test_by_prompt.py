@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import logging
 import shutil
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +22,6 @@ from hypothesis import strategies as st
 from rlskip import SkipManager
 from rlskip.errors import ConfigError, MismatchError, MissError
 from rlskip.skip.assembling import AssemblyError
-from rlskip.store import StepStore
 from rlskip.store.layout import INDEX
 from tests.faulty_files import FaultyFiles
 from tests.skip.prompt_stages import KINDS, check_rows, counter, made, run, stage, values_of
@@ -487,33 +484,3 @@ def test_a_hit_under_match_step_leaves_the_index_alone(init: Callable[..., Path]
         run(generate, "ab", "cd")
     assert made == []
     assert not [o for o in seen.operations if o.path.endswith(INDEX)]
-
-
-def test_calls_side_by_side_never_take_one_dump(
-    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of their own steps, with equal prompts: both look before either has taken what it found."""
-
-    @SkipManager.annotate(role="async_rollout", ignore=["sample_id"])
-    async def generate(prompts: str, sample_id: str) -> int:
-        return next(counter)
-
-    async def both(*steps: int) -> list[int]:
-        return await asyncio.gather(
-            *(generate("p", sample_id=f"sample_0_{step}") for step in steps)
-        )
-
-    init("async_rollout")
-    (dumped,) = asyncio.run(both(1))
-    init("async_rollout", match="run")
-    real, met = StepStore.read_meta, threading.Barrier(2)
-
-    def together(self: Any, *args: Any) -> Any:
-        if (found := real(self, *args)) is not None:
-            with contextlib.suppress(threading.BrokenBarrierError):
-                met.wait(0.3)
-        return found
-
-    monkeypatch.setattr(StepStore, "read_meta", together)
-    got = asyncio.run(both(5, 6))
-    assert got.count(dumped) == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import shutil
 import threading
@@ -398,3 +400,35 @@ def test_a_name_that_another_job_took_meanwhile_stays_its_own(
     assert step(2) == []
     SkipManager.set_step(1)
     assert stage("ours") == "ours"
+
+
+def test_calls_side_by_side_never_take_one_dump(
+    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of their own steps, with equal prompts: both look before either has taken what it found."""
+
+    draws = itertools.count()
+
+    @SkipManager.annotate(role="async_rollout", ignore=["sample_id"])
+    async def generate(prompts: str, sample_id: str) -> int:
+        return next(draws)
+
+    async def both(*steps: int) -> list[int]:
+        return await asyncio.gather(
+            *(generate("p", sample_id=f"sample_0_{step}") for step in steps)
+        )
+
+    init("async_rollout")
+    (dumped,) = asyncio.run(both(1))
+    init("async_rollout", match="run")
+    real, met = StepStore.read_meta, threading.Barrier(2)
+
+    def together(self: Any, *args: Any) -> Any:
+        if (found := real(self, *args)) is not None:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                met.wait(0.3)
+        return found
+
+    monkeypatch.setattr(StepStore, "read_meta", together)
+    got = asyncio.run(both(5, 6))
+    assert got.count(dumped) == 1
