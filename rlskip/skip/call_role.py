@@ -195,9 +195,11 @@ class CallRole(Role):
             if self.ranks is not None:
                 found = self.ranks.agree(call, found, error)
             if isinstance(found, Mismatch):
-                self.dumps.reject(call.reason, found.key, found.hint)
+                # What the run has trained on, at another step, the next run looks for.
+                replaces = not call.visit.has_served(found.key, call)
+                self.dumps.reject(call.reason, found.key, found.hint, replaces=replaces)
                 # Under the name of a call with other prompts no later run would look for it.
-                is_looked_for = found.key in call.visit.candidates(call)
+                is_looked_for = replaces and found.key in call.visit.candidates(call)
                 call.replaces, found = found.key.call if is_looked_for else None, None
             call.found = found
             if found is not None and not call.by_hand:

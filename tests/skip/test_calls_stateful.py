@@ -196,7 +196,7 @@ class Visits(RuleBasedStateMachine):
         if self.skip["on_mismatch"] == "error":
             return MismatchError
         for model, key in zip(self.models, found, strict=True):
-            if isinstance(key, Differs):
+            if isinstance(key, Differs) and not model.has_served((self.step, key.name)):
                 model.quarantine(self.step, key.name)
                 # Under the name of a call with other prompts no later run would look.
                 model.replaces = key.name if key.name in model.candidates() else None
