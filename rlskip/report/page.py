@@ -56,24 +56,20 @@ class OneRun:
         self.name, self._run, self._records = side.name, side.run, side.recorded
         run, places = self._run, self._run.places()
         read = spread(list(places), READ)
-        self._is_sampled = sampled = len(read) < len(places)
-        dumps = [dump for step in read for dump in dumps_at(places[step], indexed=not sampled)]
+        is_sampled = len(read) < len(places)
+        dumps = [dump for step in read for dump in dumps_at(places[step], indexed=not is_sampled)]
         self._tally = sum(tally_steps(run.dump_dir).get(run.name, {}).values(), Tally())
         self.problems: list[tuple[str, str]] = []
         self.dumps = [(dump, self._counted(dump)) for dump in progress(dumps)]
         by_step = itertools.groupby(self.dumps, lambda one: one[0].step)
         found = [(step, list(some)) for step, some in by_step]
         wanted = [step for step, _ in found]
-        self._steps = list(places) if self._is_sampled else wanted
-        self._curves: dict[str, list[Any]] = {}
-        gaps: dict[int, float | None] = {}
+        self._steps = list(places) if is_sampled else wanted
+        self._recorded, self._curves = list[int](), dict[str, list[float | None]]()
         if self._records is not None:
-            self._recorded_steps = {*self._records.steps()}
-            self._curves, gaps, problems = curves(self._records, wanted)
+            self._recorded, self._curves, problems = curves(self._records, wanted)
             self.problems += problems
-        self.steps = [
-            (step, step_figures(dumps, success) | {"gap": gaps.get(step)}) for step, dumps in found
-        ]
+        self.steps = [(step, step_figures(dumps, success)) for step, dumps in found]
         known = [sessions for _, sessions in self.dumps]
         self._every = Sessions.joined(known)
         # Of which dump a session is, and which of the dump's sessions.
@@ -114,9 +110,7 @@ class OneRun:
         try:
             rollouts = self._run.read(dump)
             sessions = rollouts.sessions
-            known = records is not None and dump.step in self._recorded_steps
-            found = records.records(dump.step) if records is not None and known else None
-            recorded = RowValues(found, rollouts)
+            recorded = RowValues(None if records is None else records.records(dump.step), rollouts)
             words = self._words[d] = Vocabulary(rollouts.decode or dump.decoder())
             for i in chosen:
                 one = sessions[self._place[i]]
@@ -152,6 +146,7 @@ class OneRun:
             "facts": self._facts(),
             "problems": self.problems,
             "steps": columns_of([{"step": step, **figures} for step, figures in self.steps]),
+            "recorded": self._recorded,
             "curves": self._curves,
             "groups": {
                 **columns_of([self._groups[g] for g in groups.tolist()]),
@@ -178,7 +173,7 @@ class OneRun:
         facts = {
             "run": self._run.name,
             "steps": f"{compact(self._steps)} ({len(self._steps):,})",
-            "read": f"{len(self.steps):,} steps, evenly" if self._is_sampled else "",
+            "read": f"{n:,} steps, evenly" if (n := len(self.steps)) < len(self._steps) else "",
             "sessions": f"{len(self._dump):,} in {counted(len(self._groups), 'group')}",
             "on disk": size(sum(dump.size for dump, _ in self.dumps)),
             "generated in": duration(seconds) if seconds else "",

@@ -29,7 +29,7 @@ from rlskip.runs.tables import line
 from rlskip.stages.parts import DIGEST, MOMENTS, NUMBER, ROWS
 
 READ, _OF_ROWS = 400, 64  # steps that are read; and those of which values of rows are read
-_FIRST = ("loss", "grad_norm", "entropy", "kl", "log_prob")
+_FIRST = ("loss", "grad_norm", "entropy", "kl", "engine", "log_prob")
 _MOST = 24
 
 ENGINE = "engine_log_probs"
@@ -47,22 +47,22 @@ _TAIL = 300  # characters, or tokens, of a group's prompt
 
 def curves(
     records: Side, wanted: Sequence[int]
-) -> tuple[dict[str, list[Any]], dict[int, float | None], list[tuple[str, str]]]:
+) -> tuple[list[int], dict[str, list[float | None]], list[tuple[str, str]]]:
     """The numbers that a job recorded, a value a step: of rows and of several records the mean.
 
-    Of the `wanted` steps (none: of all) it returns columns: ``step``, and one for each stage that
-    is not zero everywhere, losses first; by step how far the trainer's log-probs are from the
+    Returned are which of the `wanted` steps (none: of all) are read; a column for each stage that
+    is not zero everywhere, losses first, and for how far the trainer's log-probs are from the
     engine's; and what cannot be read.
     """
     recorded = records.steps()
     steps = spread(sorted({*recorded} & {*wanted}) if wanted else recorded, READ)
     heavy = {*spread(steps, _OF_ROWS)}
-    gaps, problems = dict[int, float | None](), list[tuple[str, str]]()
-    values: dict[str, dict[int, float]] = {}
+    values, problems = dict[str, dict[int, float]](), list[tuple[str, str]]()
     for step in steps:
         try:
             found = records.records(step)
-            gaps[step] = mean_gap(found) if step in heavy else None
+            if step in heavy and (gap := mean_gap(found)) is not None:
+                values.setdefault(f"|{GAP}|", {})[step] = gap
             for name, stage in found.stages.items():
                 means = [_mean_of(one) for one in stage if step in heavy or one.form == NUMBER]
                 if known := [mean for mean in means if mean is not None and math.isfinite(mean)]:
@@ -72,7 +72,7 @@ def curves(
     names = [name for name in values if any(values[name].values())]
     names.sort(key=lambda name: next((i for i, w in enumerate(_FIRST) if w in name), 9))
     columns = {name: [values[name].get(step) for step in steps] for name in names[:_MOST]}
-    return {"step": steps, **columns} if columns else {}, gaps, problems
+    return steps, columns, problems
 
 
 def _mean_of(record: Record) -> float | None:

@@ -65,7 +65,7 @@ def test_the_figures_are_those_of_show_and_of_open(
     for i, step in enumerate(steps["step"]):
         (shown,) = rlskip("show", step, "-d", run_dir, "--json").json
         figures = {name: column[i] for name, column in steps.items()}
-        assert figures == {**shown["figures"], "step": step, "gap": None}
+        assert figures == {**shown["figures"], "step": step}
         groups = list(Run(run_dir)[step].groups())
         rewards = [[one.reward or 0.0 for one in group.sessions] for group in groups]
         lengths = [one.length or 0 for group in groups for one in group.sessions]
@@ -157,7 +157,7 @@ def test_tokens_have_what_a_job_recorded_of_them(rlskip: Any, tmp_path: Path, jo
             "advantages": [expected[0]] * width,
             GAP: [1 - v for v in expected],
         }
-    (gap,) = Content.of(tmp_path / "page.html").index["runs"][0]["steps"]["gap"]
+    (gap,) = Content.of(tmp_path / "page.html").index["runs"][0]["curves"][f"|{GAP}|"]
     assert gap == pytest.approx((1 - values).abs().mean().item())
 
 

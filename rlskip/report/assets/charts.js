@@ -12,29 +12,28 @@ const colour = (name) =>
  * The figures are those of a run's `steps`, or its `curves`. What is equal in both is drawn once.
  */
 function chart(title, note, lines, { share = false, from = "steps", unlessZero = true } = {}) {
-  const at = from === "steps" ? "stepAt" : "curveAt";
+  const all = stepsOf(runs, from);
+  const column = (run, name, steps = all) => steps.map((step) => figure(run, name, step, from));
   lines = lines.filter((line) =>
-    runs.some((run) => (run[from][line.of] || []).some((v) => v !== null && (v || !unlessZero))),
+    runs.some((run) => column(run, line.of).some((v) => v || (v === 0 && !unlessZero))),
   );
-  let shown = runs.filter((run) => lines.some((line) => (run[from][line.of] || []).some((v) => v !== null)));
+  let shown = runs.filter((run) => lines.some((line) => column(run, line.of).some((v) => v !== null)));
   if (!shown.length) return null;
-  const key = (run) => JSON.stringify([run[from].step, ...lines.map((line) => run[from][line.of])]);
+  const key = (run) => JSON.stringify([[...run.at[from].keys()], ...lines.map((line) => run[from][line.of])]);
   const same = shown.length > 1 && key(shown[0]) === key(shown[1]);
   if (same) shown = shown.slice(0, 1);
-  const steps = [...new Set(shown.flatMap((run) => run[from].step))].sort((a, b) => a - b);
+  const steps = stepsOf(shown, from);
   const values = [steps],
     series = [{ label: "step" }],
     bands = [];
   const show = share ? percent : number;
-  const column = (run, name) =>
-    steps.map((step) => (run[at].has(step) ? (run[from][name]?.[run[at].get(step)] ?? null) : null));
   // Two runs have a colour each, and further lines are dashed; in one run the lines have colours.
   const two = runs.length > 1;
   for (const [n, line] of lines.entries())
     for (const run of shown) {
       const ink = colour("c" + (two ? run.id : n));
       const label = [line.name, same ? "" : run.label].filter(Boolean).join(" ");
-      const add = (name, given) => values.push(column(run, name)) && series.push(given) - 1;
+      const add = (name, given) => values.push(column(run, name, steps)) && series.push(given) - 1;
       if (line.band) {
         const [low, high] = line.band.map((name, i) =>
           add(name, {
@@ -56,23 +55,21 @@ function chart(title, note, lines, { share = false, from = "steps", unlessZero =
       });
     }
   const holder = h("div.plot");
-  const names = two || lines.length < 2 ? [] : lines.map((line, n) => h("span.key.c" + n, null, line.name));
-  if (two && lines.length > 1)
-    note += ": " + lines.map((line, n) => (n ? "dashed " : "") + line.name).join(", ");
+  const names = two || lines.length < 2 ? [] : lines.map((line, n) => h("span.key.c" + n, line.name));
+  if (two && lines.length > 1) note += ": " + lines.map((line, n) => (n ? "dashed " : "") + line.name).join(", ");
   const last = shown.map((run) => {
-    const values = run[from][lines[0].of] || [];
+    const values = column(run, lines[0].of);
     return h(
       "strong.c" + run.id,
-      null,
-      run.label && h("small", null, (same ? "A, B" : run.label) + " "),
+      run.label && h("small", (same ? "A, B" : run.label) + " "),
       show(values[values.findLastIndex((v) => v !== null)] ?? null),
     );
   });
   const made = h(
     "figure.chart",
     { "aria-label": title },
-    h("figcaption", null, h("span", null, title), last),
-    h("p.legend", null, names, h("span", null, note)),
+    h("figcaption", h("span", title), last),
+    h("p.legend", names, h("span", note)),
     h("output.value"),
     holder,
   );
@@ -124,9 +121,7 @@ function drawCharts() {
           setCursor: [
             (plot) => {
               const i = plot.cursor.idx;
-              const lines = one.series.map(
-                (s, k) => k && s.width && s.label + " " + one.show(one.values[k][i]),
-              );
+              const lines = one.series.map((s, k) => k && s.width && s.label + " " + one.show(one.values[k][i]));
               const figures = lines.filter(Boolean).join(", ");
               said.textContent = absent(i) ? "" : "step " + one.steps[i] + ": " + figures;
             },

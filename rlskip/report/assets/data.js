@@ -25,17 +25,20 @@ async function load() {
   runs.forEach((run, r) => {
     run.id = r;
     run.label = runs.length > 1 ? "AB"[r] : "";
-    run.stepAt = new Map((run.steps.step || []).map((step, i) => [step, i]));
-    run.curveAt = new Map((run.curves.step || []).map((step, i) => [step, i]));
-    run.members = (run.groups.step || []).map(() => []);
+    const placed = (steps) => new Map(steps.map((step, i) => [step, i]));
+    run.at = { steps: placed((run.steps.step ??= [])), curves: placed(run.recorded) };
+    run.members = (run.groups.step ??= []).map(() => []);
     run.sessions.group.forEach((g, i) => run.members[g].push(i));
-    run.groupsOf = new Map();
-    (run.groups.step || []).forEach((step, g) => {
-      if (!run.groupsOf.has(step)) run.groupsOf.set(step, []);
-      run.groupsOf.get(step).push(g);
-    });
+    run.groupsOf = new Map(run.steps.step.map((step) => [step, []]));
+    run.groups.step.forEach((step, g) => run.groupsOf.get(step).push(g));
   });
 }
+
+/** A figure of a step: of those in a run's `steps`, or in its `curves`, which a job recorded. */
+const figure = (run, name, step, from = "steps") => run[from][name]?.[run.at[from].get(step)] ?? null;
+/** The steps of which any of some runs has figures. */
+const stepsOf = (some, from) =>
+  [...new Set(some.flatMap((run) => [...run.at[from].keys()]))].sort((a, b) => a - b);
 
 /** A session as its chunk has it; null where it did not fit into the page. */
 async function sessionOf(run, i) {

@@ -16,17 +16,15 @@ const KEYS = [
   ["?", "these keys"],
 ];
 shell.help.append(
-  h("h2", null, "Keys"),
+  h("h2", "Keys"),
   h(
     "table",
-    null,
     h(
       "tbody",
-      null,
-      KEYS.map(([key, what]) => h("tr", null, h("td", null, h("kbd", null, key)), h("td", null, what))),
+      KEYS.map(([key, what]) => h("tr", h("td", h("kbd", key)), h("td", what))),
     ),
   ),
-  h("form", { method: "dialog" }, h("button", null, "Close")),
+  h("form", { method: "dialog" }, h("button", "Close")),
 );
 
 addEventListener("keydown", (event) => {
@@ -68,15 +66,10 @@ addEventListener("hashchange", draw);
 async function start() {
   await load();
   document.body.append(
-    h(
-      "header",
-      null,
-      shell.path,
-      h("button.quiet", { onclick: () => shell.help.showModal(), title: "keys" }, "?"),
-    ),
+    h("header", shell.path, h("button.quiet", { onclick: () => shell.help.showModal(), title: "keys" }, "?")),
     shell.main,
     shell.help,
-    h("footer", null, "rlskip " + data.version),
+    h("footer", "rlskip " + data.version),
   );
   await draw();
   document.documentElement.dataset.ready = String(Math.round(performance.now()));

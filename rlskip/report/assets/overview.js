@@ -7,9 +7,10 @@ async function overview() {
   const heads = runs.map((run) =>
     h(
       "section.run",
-      null,
-      h("h1", null, badge(run), broken(run.name)),
-      facts(run.facts.filter(([name, value]) => (name !== "run" || value !== run.name) && !known(run, name, value))),
+      h("h1", badge(run), broken(run.name)),
+      facts(
+        run.facts.filter(([name, value]) => (name !== "run" || value !== run.name) && !known(run, name, value)),
+      ),
       left(run),
     ),
   );
@@ -30,28 +31,20 @@ async function overview() {
     chart("Length", "tokens of a session: mean, quartiles", [
       { name: "", of: "length", band: ["length_low", "length_high"] },
     ]),
-    runs.some((run) => (run.steps.turns || []).some((v) => v !== 1)) &&
-      chart("Turns", "mean of the sessions", [{ name: "", of: "turns" }]),
+    hasTurns() && chart("Turns", "mean of the sessions", [{ name: "", of: "turns" }]),
     chart("No signal", "groups whose sessions earn the same", [{ name: "", of: "no_signal" }], {
       share: true,
     }),
-    chart("Trainer minus engine", "log-probs: mean size of the difference", [{ name: "", of: "gap" }]),
     chart("Time", "seconds to generate a step", [{ name: "", of: "seconds" }]),
   ].filter(Boolean);
   // Two trainings on the same rollouts share most curves: what differs comes first.
   made.sort((a, b) => Boolean(a.isSame) - Boolean(b.isSame));
-  return [
-    verdict(),
-    h("div.runs", null, heads),
-    await sample(),
-    h("div.charts", null, made),
-    ...(runs.length > 1 ? bothTable() : stepsTable(runs[0])),
-  ];
+  return [verdict(), h("div.runs", heads), await sample(), h("div.charts", made), ...stepsTable()];
 }
 
 /** A chart for each stage that a job recorded, by name. */
 function recordedCharts() {
-  const names = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))].filter((name) => name !== "step");
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))];
   return names.map((name) =>
     chart(visible(name.replace(/^metrics\./, "")), "recorded, mean of the step", [{ name: "", of: name }], {
       from: "curves",
@@ -64,7 +57,9 @@ async function sample() {
   for (const run of runs) {
     const s = run.sessions;
     const there = run.members.map((of) => of.filter((k) => s.chunk[k] >= 0));
-    const ranked = there.map((of) => of.filter((k) => s.reward[k] !== null).sort((a, b) => s.reward[b] - s.reward[a]));
+    const ranked = there.map((of) =>
+      of.filter((k) => s.reward[k] !== null).sort((a, b) => s.reward[b] - s.reward[a]),
+    );
     let group = ranked.findLastIndex((of) => of.length > 1 && s.reward[of[0]] > s.reward[of[of.length - 1]]);
     const signal = group >= 0;
     if (!signal) group = there.findLastIndex((of) => of.length);
@@ -80,17 +75,21 @@ async function sample() {
       { "aria-label": "sample" },
       h(
         "h2",
-        null,
         signal ? "Best beside worst: " : "A session: ",
         h("a", { href: address(run, step, group) }, nameOf(run, step) + ", group ", text(run.groups.name[group])),
       ),
       prompt && h("p.asked", { dir: "auto" }, visible(gist(prompt))),
-      h("div.panes", null, chosen.map((k, n) => pane(run, k, loaded[n], address(run, step, group, s.number[k])))),
+      h(
+        "div.panes",
+        chosen.map((k, n) => pane(run, k, loaded[n], address(run, step, group, s.number[k]))),
+      ),
     );
   }
   return null;
 }
 
+/** Whether any step has sessions of several turns. */
+const hasTurns = () => runs.some((run) => (run.steps.turns || []).some((v) => v !== 1));
 const passK = () => {
   const ks = [...new Set(runs.flatMap((run) => run.steps.k || []))].filter((k) => k !== null);
   return ks.length === 1 ? "pass@" + ks[0] : "pass@k";
@@ -106,21 +105,16 @@ function left(run) {
         run.all.sessions.toLocaleString("en") +
         " did not fit and are left out. One of each group came first, then the best, the worst and random ones. The figures count all.",
     );
-  if (run.groups.step && run.groups.step.length < run.all.groups)
+  if (run.groups.step.length < run.all.groups)
     lines.push(
-      "Tables list " +
-        run.groups.step.length.toLocaleString("en") +
-        " of " +
-        count(run.all.groups, "group") +
-        ".",
+      "Tables list " + run.groups.step.length.toLocaleString("en") + " of " + count(run.all.groups, "group") + ".",
     );
   if (!run.facts.length) lines.push("The rollouts of this job are not beside its records.");
   for (const [name, problem] of run.problems) lines.push([text(name), " cannot be read: ", text(problem)]);
   return lines.length
     ? h(
         "ul.notes",
-        null,
-        lines.map((line) => h("li", null, line)),
+        lines.map((line) => h("li", line)),
       )
     : null;
 }
@@ -135,96 +129,63 @@ function verdict() {
     minor: i > 0 && name.startsWith(">"),
     wide: i === found.columns.length - 1,
   }));
-  const open = (row) => runs[0].stepAt.has(Number(row[0])) && address(runs[0], Number(row[0]));
+  const open = (row) => runs[0].at.steps.has(Number(row[0])) && address(runs[0], Number(row[0]));
   return h(
     "section.verdict" + (found.is_equal ? ".equal" : ".differs"),
     { "aria-label": "verdict" },
-    h("p", null, h("strong", null, found.is_equal ? "Equal" : "Different"), text(found.said)),
+    h("p", h("strong", found.is_equal ? "Equal" : "Different"), text(found.said)),
     h(
       "details",
       { open: found.rows.length <= 12 },
-      h("summary", null, "What was compared"),
+      h("summary", "What was compared"),
       table(columns, found.rows, { label: "what was compared", open }),
     ),
   );
 }
 
-function stepsTable(run) {
-  const s = run.steps;
-  if (!s.step || !s.step.length) return [];
-  const of = (name, more) => column(more.name, (i) => s[name][i], more);
-  const share = (name, label, title) =>
-    of(name, { name: label, title, shown: (i) => text(percent(s[name][i])) });
-  const has = (name) => s[name].some((v) => v !== null && v !== 0);
-  const columns = [
-    of("step", { name: "step" }),
-    of("sessions", { name: "sessions", minor: true }),
-    of("groups", { name: "groups", minor: true }),
-    of("reward", { name: "reward", title: "mean" }),
-    share("pass_1", "pass@1"),
-    share("pass_k", passK()),
-    share("no_signal", "no signal", "groups whose sessions all earn the same"),
-    of("length", { name: "length", title: "mean, in tokens" }),
-    s.turns.some((v) => v !== 1) && of("turns", { name: "turns", title: "mean" }),
-    has("seconds") && of("seconds", { name: "seconds", title: "to generate it", minor: true }),
-  ].filter(Boolean);
-  return [
-    h(
-      "div.title",
-      null,
-      h("h2", null, "Steps"),
-      h("a.button", { href: "#" + run.id + "/all" }, "All groups"),
-    ),
-    table(
-      columns,
-      s.step.map((_, i) => i),
-      { open: (i) => address(run, s.step[i]), label: "steps" },
-    ),
-  ];
-}
-
-function bothTable() {
-  const [a, b] = runs;
-  const steps = [...new Set(runs.flatMap((run) => run.steps.step || []))].sort((x, y) => x - y);
+/** The steps with their figures: of one run, or of both side by side. */
+function stepsTable() {
+  const steps = stepsOf(runs, "steps"),
+    one = runs.length === 1;
   if (!steps.length) return [];
-  const figure = (run, name) => (step) =>
-    run.stepAt.has(step) ? run.steps[name][run.stepAt.get(step)] : null;
-  const both = (label, name, share) =>
+  const of = (label, name, more) =>
     runs.map((run) =>
-      column(
-        label + " " + run.label,
-        figure(run, name),
-        share
-          ? { numeric: false, shown: (step) => text(percent(figure(run, name)(step))), minor: true }
-          : { minor: name === "sessions" },
-      ),
+      column([label, run.label].filter(Boolean).join(" "), (step) => figure(run, name, step), {
+        ...more,
+        shown: more?.share && ((step) => text(percent(figure(run, name, step)))),
+      }),
     );
+  const share = { share: true, minor: !one };
+  const columns = [
+    column("step", (step) => step),
+    of("sessions", "sessions", { minor: true }),
+    one && of("groups", "groups", { minor: true }),
+    of("reward", "reward", { title: "mean" }),
+    of("pass@1", "pass_1", share),
+    one && of(passK(), "pass_k", share),
+    of("no signal", "no_signal", { ...share, title: "groups whose sessions all earn the same" }),
+    of("length", "length", { title: "mean, in tokens" }),
+    one && hasTurns() && of("turns", "turns", { title: "mean" }),
+    one && of("seconds", "seconds", { title: "to generate it", minor: true }),
+  ];
+  const all = (run) =>
+    h("a.button", { href: "#" + run.id + "/all" }, one ? "All groups" : "All groups of " + run.label);
   return [
-    h(
-      "div.title",
-      null,
-      h("h2", null, "Steps"),
-      runs.map((run) => h("a.button", { href: "#" + run.id + "/all" }, "All groups of " + run.label)),
-    ),
-    table(
-      [
-        column("step", (step) => step),
-        ...both("sessions", "sessions"),
-        ...both("reward", "reward"),
-        ...both("pass@1", "pass_1", true),
-        ...both("no signal", "no_signal", true),
-        ...both("length", "length"),
-      ],
-      steps,
-      { label: "steps", open: (step) => address(a.stepAt.has(step) ? a : b, step) },
-    ),
+    h("div.title", h("h2", "Steps"), runs.map(all)),
+    table(columns.flat().filter(Boolean), steps, {
+      open: (step) =>
+        address(
+          runs.find((run) => run.at.steps.has(step)),
+          step,
+        ),
+      label: "steps",
+    }),
   ];
 }
 
 /** The address of the same step in the other run, or of its only one. */
 function partner(run, step) {
   const other = runs[1 - run.id];
-  if (!other || !other.steps.step || !other.steps.step.length) return null;
-  if (other.stepAt.has(step)) return address(other, step);
-  return other.steps.step.length === 1 ? address(other, other.steps.step[0]) : null;
+  if (other?.at.steps.has(step)) return address(other, step);
+  return other?.steps.step.length === 1 ? address(other, other.steps.step[0]) : null;
 }

@@ -1,29 +1,27 @@
 // Groups and sessions: turns, and tokens coloured by what was recorded of them.
 "use strict";
 
-async function groupView({ run, step, group, session, index }) {
+async function groupView({ run, step, group, index }) {
   const members = run.members[group],
     s = run.sessions;
   const single = index !== undefined;
   view.up = single ? address(run, step, group) : address(run, step);
-  const siblings = single
-    ? members.map((k) => address(run, step, group, s.number[k]))
-    : run.groupsOf.get(step).map((g) => address(run, step, g));
-  const at = siblings.indexOf(single ? address(run, step, group, session) : address(run, step, group));
-  view.before = siblings[at - 1] ?? null;
-  view.after = siblings[at + 1] ?? null;
+  const siblings = single ? members : run.groupsOf.get(step);
+  const at = siblings.indexOf(single ? index : group);
+  const beside = (k) =>
+    k === undefined ? null : single ? address(run, step, group, s.number[k]) : address(run, step, k);
+  view.before = beside(siblings[at - 1]);
+  view.after = beside(siblings[at + 1]);
   const chosen = single ? [index] : members;
   const loaded = await Promise.all(chosen.map((k) => sessionOf(run, k)));
   setColours(loaded);
   const prompt = run.groups.prompt[group];
-  const panes = chosen.map((k, n) =>
-    pane(run, k, loaded[n], !single && address(run, step, group, s.number[k])),
-  );
+  const panes = chosen.map((k, n) => pane(run, k, loaded[n], !single && address(run, step, group, s.number[k])));
   const first = loaded.find(Boolean);
   const asked = first && !asMessages(first) ? first.parts[0] : null;
   const lead = asked?.kind === "prompt" ? asked : null;
   return [
-    h("h1", null, single ? "Session " + session : ["Group ", text(run.groups.name[group])]),
+    h("h1", single ? "Session " + s.number[index] : ["Group ", text(run.groups.name[group])]),
     facts(
       single
         ? [
@@ -39,10 +37,10 @@ async function groupView({ run, step, group, session, index }) {
       h(
         "details.lead",
         { open: true },
-        h("summary", null, lead ? "Prompt, " + count(lead.ids.length, "token") : "Prompt"),
+        h("summary", lead ? "Prompt, " + count(lead.ids.length, "token") : "Prompt"),
         lead ? body(lead) : h("div.body", { dir: "auto" }, prompt),
       ),
-    h(single ? "div.session" : "div.panes", null, panes),
+    h(single ? "div.session" : "div.panes", panes),
   ];
 }
 
@@ -64,11 +62,9 @@ function toolbar(loaded) {
   if (!names.length && !hasMessages) return null;
   return h(
     "div.toolbar",
-    null,
     names.length > 0 &&
       h(
         "label",
-        null,
         "colour tokens by ",
         h(
           "select.colouring",
@@ -84,7 +80,6 @@ function toolbar(loaded) {
     hasMessages &&
       h(
         "label",
-        null,
         h("input", {
           type: "checkbox",
           checked: view.messages,
@@ -106,24 +101,18 @@ function colourBy(name) {
   draw();
 }
 
-// Nine colours: v0 to v3 below 0, v4 at it, v5 to v8 above; of values of one sign those from v4 on.
+// Values of one sign have one colour; of others those below 0 have another.
 const signed = (name) => !/log.?probs?|entrop/.test(name);
 function scale(name, most) {
   const low = signed(name) ? -most : 0;
   const high = /log.?probs?/.test(name) ? -most : most;
-  const shades = signed(name) ? [0, 1, 2, 3, 5, 6, 7, 8] : [5, 6, 7, 8];
-  return h(
-    "span.scale",
-    null,
-    number(low),
-    shades.map((i) => h("i.v" + i)),
-    number(high),
-  );
+  return h("span.scale", number(low), h("i" + (signed(name) ? ".signed" : "")), number(high));
 }
+/** The colour of a value's background, the stronger the larger it is. */
 function shade(value) {
-  if (value === null || !view.most) return "";
-  const size = Math.min(4, Math.ceil((4 * Math.abs(value)) / view.most - 1e-9));
-  return "v" + (4 + (signed(view.colouring) && value < 0 ? -size : size));
+  const part = view.most ? Math.min(1, Math.abs(value) / view.most) : 0;
+  const ink = signed(view.colouring) && value < 0 ? "--low" : "--high";
+  return `rgb(var(${ink}) / ${(72 * part).toFixed(0)}%)`;
 }
 
 /** Whether a session is shown by its messages: as chosen, else where its tokens have no text. */
@@ -134,34 +123,31 @@ function pane(run, k, found, link) {
   const s = run.sessions;
   const title = h(
     "header",
-    null,
-    h("strong", null, link ? h("a", { href: link }, "session " + s.number[k]) : "session " + s.number[k]),
-    h("span", null, s.reward[k] === null ? null : "reward " + number(s.reward[k])),
-    h("span.dim", null, s.length[k] === null ? null : count(s.length[k], "token")),
-    s.turns[k] > 1 ? h("span.dim", null, count(s.turns[k], "turn")) : null,
+    h("strong", link ? h("a", { href: link }, "session " + s.number[k]) : "session " + s.number[k]),
+    h("span", s.reward[k] === null ? null : "reward " + number(s.reward[k])),
+    h("span.dim", s.length[k] === null ? null : count(s.length[k], "token")),
+    s.turns[k] > 1 ? h("span.dim", count(s.turns[k], "turn")) : null,
   );
-  return h("article.pane", null, title, content(found, link, s.turns[k] > 1));
+  return h("article.pane", title, content(found, link, s.turns[k] > 1));
 }
 
 /** What a session says; where it is a `link`, without its prompt. */
 function content(found, link, isOneOfSeveral) {
-  if (!found) return h("p.dim", null, "This session did not fit into the page (--max-mb).");
+  if (!found) return h("p.dim", "This session did not fit into the page (--max-mb).");
   if (found.messages.length && asMessages(found))
     return found.messages
       .slice(link ? found.messages.findIndex((one) => one.role === "assistant") : 0)
       .map((one) =>
         h(
           "section.part." + ({ assistant: "sampled", tool: "observed" }[one.role] ?? "prompt"),
-          null,
-          h("h3", null, text(one.role)),
+          h("h3", text(one.role)),
           h("div.body", { dir: "auto" }, marked(one.text)),
         ),
       );
   if (found.cells)
     return h(
       "dl.cells",
-      null,
-      found.cells.map(([name, value]) => [h("dt", null, text(name)), h("dd", { dir: "auto" }, value)]),
+      found.cells.map(([name, value]) => [h("dt", text(name)), h("dd", { dir: "auto" }, value)]),
     );
   const shown = link ? found.parts.filter((part, n) => n || part.kind !== "prompt") : found.parts;
   return shown.map((part) => partView(part, isOneOfSeveral));
@@ -179,15 +165,13 @@ function partView(part, isOneOfSeveral) {
     part.kind === "observed" && /<tool_response>|<\|im_start\|>tool/.test(all) ? "tool" : NAMES[part.kind];
   const title = h(
     "h3",
-    null,
     (isOneOfSeveral ? "turn " + (part.turn + 1) + " · " : "") + what,
-    h("small", null, count(part.ids.length, "token")),
+    h("small", count(part.ids.length, "token")),
   );
   const rewritten = part.turn > 0 && part.kind === "prompt";
   return h(
     "section.part." + part.kind,
-    null,
-    rewritten ? h("details", null, h("summary", null, title), body(part)) : [title, body(part)],
+    rewritten ? h("details", h("summary", title), body(part)) : [title, body(part)],
   );
 }
 
@@ -208,7 +192,7 @@ function marked(whole) {
   const made = [];
   let at = 0;
   for (const [from, to, kind] of stretches(whole)) {
-    made.push(whole.slice(at, from), h("span." + kind, null, whole.slice(from, to)));
+    made.push(whole.slice(at, from), h("span." + kind, whole.slice(from, to)));
     at = to;
   }
   return [...made, whole.slice(at)];
@@ -236,21 +220,22 @@ function body(part) {
     let run = null;
     for (let i = from; i <= to; i++) {
       const value = values?.[i] ?? null;
-      const name = [kinds[i], shade(value)].filter(Boolean).join(" ");
-      if (run && (i === to || value !== null || run.value !== null || run.name !== name)) {
+      if (run && (i === to || value !== null || run.value !== null || run.kind !== kinds[i])) {
         made.append(element(run));
         run = null;
       }
       if (i === to) break;
-      run ??= { name, value, at: i, pieces: [] };
+      run ??= { kind: kinds[i], value, at: i, pieces: [] };
       run.pieces.push(part.texts[i]);
     }
   }
-  function element({ name, value, at, pieces }) {
+  function element({ kind, value, at, pieces }) {
     const whole = visible(pieces.join(""));
-    if (!name && value === null) return document.createTextNode(whole);
-    const said = `token ${at} (${part.ids[at]}): ${view.colouring} ${number(value)}`;
-    return h("span", { class: name || null, title: value === null ? null : said }, whole);
+    if (value === null) return kind ? h("span." + kind, whole) : whole;
+    const title = `token ${at} (${part.ids[at]}): ${view.colouring} ${number(value)}`;
+    const made = h("span.valued" + (kind ? "." + kind : ""), { title }, whole);
+    made.style.background = shade(value);
+    return made;
   }
   const end = part.texts.length;
   add(0, Math.min(LIMIT, end));

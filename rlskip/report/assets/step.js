@@ -5,7 +5,7 @@ function stepView({ run, step }) {
   const all = step === "all",
     g = run.groups,
     s = run.sessions;
-  const groups = all ? g.step.map((_, i) => i) : run.groupsOf.get(step) || [];
+  const groups = all ? g.step.map((_, i) => i) : run.groupsOf.get(step);
   const sessions = groups.flatMap((group) => run.members[group]);
   const steps = run.steps.step,
     i = steps.indexOf(step);
@@ -17,8 +17,7 @@ function stepView({ run, step }) {
   const hasRewards = groups.some((group) => g.reward[group] !== null);
   const dumps = new Set(groups.map((group) => g.dump[group])).size > 1;
   const passes = (group) =>
-    (!filter.words ||
-      (g.name[group] + " " + (g.prompt[group] ?? "")).toLowerCase().includes(filter.words)) &&
+    (!filter.words || (g.name[group] + " " + (g.prompt[group] ?? "")).toLowerCase().includes(filter.words)) &&
     (!filter.signal || g.low[group] !== g.high[group]);
   const groupTable = table(
     [
@@ -101,12 +100,11 @@ function stepView({ run, step }) {
       ];
   const other = all ? null : partner(run, step);
   return [
-    h("h1", null, badge(run), all ? "All steps" : "Step " + step),
-    other && h("p", null, h("a", { href: other }, "The same step of " + runs[1 - run.id].label)),
+    h("h1", badge(run), all ? "All steps" : "Step " + step),
+    other && h("p", h("a", { href: other }, "The same step of " + runs[1 - run.id].label)),
     facts(figures),
     h(
       "div.filters",
-      null,
       h("div.tabs", { role: "tablist" }, buttons),
       h("input.search", {
         type: "search",
@@ -120,7 +118,6 @@ function stepView({ run, step }) {
       hasRewards &&
         h(
           "label",
-          null,
           h("input", {
             type: "checkbox",
             onchange: (event) => {

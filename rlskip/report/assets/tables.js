@@ -1,12 +1,13 @@
 // Elements, and tables that sort and draw rows as they are needed. Text from the data becomes text nodes only.
 "use strict";
 
-/** h("td.num", {title: "..."}, "text", child, ...): texts become text nodes. */
-function h(name, given, ...children) {
+/** h("td.num", {title: "..."}, "text", child, ...): texts become text nodes; the attributes may be left out. */
+function h(name, ...children) {
+  const given = children[0]?.constructor === Object ? children.shift() : {};
   const [tag, ...classes] = name.split(".");
   const made = document.createElement(tag);
   if (classes.length) made.className = classes.join(" ");
-  for (const [key, value] of Object.entries(given || {})) {
+  for (const [key, value] of Object.entries(given)) {
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else if (value === true) made.setAttribute(key, "");
     else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, value);
@@ -26,11 +27,10 @@ const facts = (pairs) => {
   const shown = (v) => (typeof v === "number" ? number(v) : text(v));
   return h(
     "dl.facts",
-    null,
-    known.map(([name, v]) => h("div", null, h("dt", null, name), h("dd", null, shown(v)))),
+    known.map(([name, v]) => h("div", h("dt", name), h("dd", shown(v)))),
   );
 };
-const badge = (run) => run.label && h("span.badge.c" + run.id, null, run.label);
+const badge = (run) => run.label && h("span.badge.c" + run.id, run.label);
 
 /** A name that may be broken after its separators. */
 const broken = (name) =>
@@ -94,22 +94,19 @@ function table(columns, rows, { open, sort = null, label, note } = {}) {
       const where = open && open(row);
       const cells = columns.map((column, i) => {
         const inner = write(column, row);
-        return h("td" + classes(column), null, where && i === 0 ? h("a", { href: where }, inner) : inner);
+        return h("td" + classes(column), where && i === 0 ? h("a", { href: where }, inner) : inner);
       });
-      body.append(
-        h("tr", where ? { onclick: (event) => event.target.closest("a") || go(where) } : null, cells),
-      );
+      body.append(h("tr", where ? { onclick: (event) => event.target.closest("a") || go(where) } : null, cells));
     }
     drawn = Math.min(sorted.length, drawn + BATCH);
     more.textContent = "Show more (" + (sorted.length - drawn).toLocaleString("en") + ")";
     more.hidden = drawn >= sorted.length;
     empty.hidden = sorted.length > 0;
   }
-  const empty = h("p.dim", null, note || "None.");
+  const empty = h("p.dim", note || "None.");
   const made = h(
     "div.scroll",
-    null,
-    h("table" + (open ? ".rows" : ""), { "aria-label": label }, h("thead", null, h("tr", null, heads)), body),
+    h("table" + (open ? ".rows" : ""), { "aria-label": label }, h("thead", h("tr", heads)), body),
     empty,
     more,
   );

@@ -10,22 +10,20 @@ function go(where) {
   location.hash = where;
 }
 
-/** {run, step, group, session} of a part of the address; null where there is no such thing. */
+/** {run, step, group, index: which of the run's sessions} of an address; null where there is no such thing. */
 function place(part) {
   const [r, s, g, n] = part.split("/");
   const run = runs[r];
   if (!run || s === undefined) return null;
   if (s === "all") return { run, step: "all" };
   const step = Number(s);
-  if (!run.stepAt.has(step)) return null;
+  if (!run.at.steps.has(step)) return null;
   if (g === undefined) return { run, step };
-  const group = (run.groupsOf.get(step) || [])[Number(g)];
+  const group = run.groupsOf.get(step)[Number(g)];
   if (group === undefined) return null;
-  const i =
-    n === undefined ? undefined : run.members[group].find((k) => run.sessions.number[k] === Number(n));
-  return n !== undefined && i === undefined
-    ? null
-    : { run, step, group, session: n === undefined ? undefined : Number(n), index: i };
+  if (n === undefined) return { run, step, group };
+  const index = run.members[group].find((k) => run.sessions.number[k] === Number(n));
+  return index === undefined ? null : { run, step, group, index };
 }
 
 /** A step as its links name it. */
@@ -69,17 +67,14 @@ function path(at) {
       links.push(
         h("a", { href: address(at.run, at.step, at.group) }, "group ", text(at.run.groups.name[at.group])),
       );
-    if (at.session !== undefined)
-      links.push(h("a", { href: address(at.run, at.step, at.group, at.session) }, "session " + at.session));
+    if (at.index !== undefined) {
+      const session = at.run.sessions.number[at.index];
+      links.push(h("a", { href: address(at.run, at.step, at.group, session) }, "session " + session));
+    }
   }
   links[links.length - 1].setAttribute("aria-current", "page");
   const move = (name, sign, title) =>
     view[name] && h("a.step", { href: view[name], title, "aria-label": title }, sign);
-  const moves = h(
-    "span.move",
-    null,
-    move("before", "\u2039", "previous (k)"),
-    move("after", "\u203a", "next (j)"),
-  );
+  const moves = h("span.move", move("before", "\u2039", "previous (k)"), move("after", "\u203a", "next (j)"));
   shell.path.replaceChildren(...links, moves);
 }
