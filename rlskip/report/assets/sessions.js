@@ -147,7 +147,7 @@ function content(found, link, isOneOfSeveral) {
   if (found.cells)
     return h(
       "dl.cells",
-      found.cells.map(([name, value]) => [h("dt", text(name)), h("dd", { dir: "auto" }, value)]),
+      found.cells.map(([name, value]) => [h("dt", text(name)), h("dd.body", { dir: "auto" }, value)]),
     );
   const shown = link ? found.parts.filter((part, n) => n || part.kind !== "prompt") : found.parts;
   return shown.map((part) => partView(part, isOneOfSeveral));
