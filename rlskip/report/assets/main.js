@@ -7,13 +7,14 @@ const shell = {
   help: h("dialog.help", { "aria-label": "keys" }),
 };
 const KEYS = [
-  ["j, k", "next, previous row of a table, or step, group, session"],
+  ["j", "next row of a table; step, group, session", () => move(1)],
+  ["k", "the one before", () => move(-1)],
   ["Enter", "open the row"],
-  ["u", "up"],
-  ["/", "search"],
-  ["t", "colour tokens by the next value"],
-  ["m", "tokens or messages"],
-  ["?", "these keys"],
+  ["u", "up", () => view.at && go(view.up)],
+  ["/", "search", () => shell.main.querySelector("input.search")?.focus()],
+  ["t", "colour tokens by the next value", () => view.colours?.length && colourByNext()],
+  ["m", "tokens or messages", () => ((settings.messages = !view.messages), draw())],
+  ["?", "these keys", () => shell.help.showModal()],
 ];
 shell.help.append(
   h("h2", "Keys"),
@@ -32,29 +33,22 @@ addEventListener("keydown", (event) => {
   const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
   if (event.key === "Escape" && typing) return event.target.blur();
   if (typing || shell.help.open) return;
-  const rows = [...shell.main.querySelectorAll("table.rows tbody a")].filter((link) => link.offsetParent);
-  const act = {
-    "/": () => shell.main.querySelector("input.search")?.focus(),
-    "?": () => shell.help.showModal(),
-    u: () => view.at && go(view.up),
-    t: () => view.colours?.length && colourByNext(),
-    m: () => ((settings.messages = !view.messages), draw()),
-    j: () => move(1),
-    k: () => move(-1),
-  }[event.key];
-  function move(by) {
-    if (!rows.length) {
-      const where = by > 0 ? view.after : view.before;
-      return where && go(where);
-    }
-    const at = rows.indexOf(document.activeElement);
-    rows[Math.max(0, Math.min(rows.length - 1, at < 0 ? (by > 0 ? 0 : rows.length - 1) : at + by))].focus();
-  }
+  const act = KEYS.find(([key]) => key === event.key)?.[2];
   if (act) {
     event.preventDefault();
     act();
   }
 });
+
+function move(by) {
+  const rows = [...shell.main.querySelectorAll("table.rows tbody a")].filter((link) => link.offsetParent);
+  if (!rows.length) {
+    const where = by > 0 ? view.after : view.before;
+    return where && go(where);
+  }
+  const at = rows.indexOf(document.activeElement);
+  rows[Math.max(0, Math.min(rows.length - 1, at < 0 ? (by > 0 ? 0 : rows.length - 1) : at + by))].focus();
+}
 
 function colourByNext() {
   const names = ["", ...view.colours];

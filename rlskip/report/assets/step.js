@@ -13,12 +13,18 @@ function stepView({ run, step }) {
     view.before = i > 0 ? address(run, steps[i - 1]) : null;
     view.after = i + 1 < steps.length ? address(run, steps[i + 1]) : null;
   }
-  const filter = { words: "", signal: false };
+  const search = h("input.search", {
+    type: "search",
+    placeholder: "Search ( / )",
+    "aria-label": "search",
+    oninput: refresh,
+  });
+  const signal = h("input", { type: "checkbox", onchange: refresh });
   const hasRewards = groups.some((group) => g.reward[group] !== null);
   const dumps = new Set(groups.map((group) => g.dump[group])).size > 1;
   const passes = (group) =>
-    (!filter.words || (g.name[group] + " " + (g.prompt[group] ?? "")).toLowerCase().includes(filter.words)) &&
-    (!filter.signal || g.low[group] !== g.high[group]);
+    (g.name[group] + " " + (g.prompt[group] ?? "")).toLowerCase().includes(search.value.toLowerCase()) &&
+    (!signal.checked || g.low[group] !== g.high[group]);
   const groupTable = table(
     [
       { name: "group", value: (k) => g.name[k] },
@@ -58,34 +64,24 @@ function stepView({ run, step }) {
       note: "No session passes the filters.",
     },
   );
-  const counts = [h("span"), h("span")];
+  const tabs = [groupTable, sessionTable];
+  const buttons = tabs.map((_, k) => h("button.tab", { role: "tab", onclick: () => choose(k) }));
+  function choose(k) {
+    tabs.forEach((one, n) => {
+      one.hidden = n !== k;
+      buttons[n].setAttribute("aria-selected", String(n === k));
+    });
+  }
   function refresh() {
     const kept = groups.filter(passes),
       inside = new Set(kept);
     const some = sessions.filter((k) => inside.has(s.group[k]));
     groupTable.show(kept);
     sessionTable.show(some);
-    counts[0].textContent = "Groups (" + kept.length.toLocaleString("en") + ")";
-    counts[1].textContent = "Sessions (" + some.length.toLocaleString("en") + ")";
+    buttons[0].textContent = "Groups (" + kept.length.toLocaleString("en") + ")";
+    buttons[1].textContent = "Sessions (" + some.length.toLocaleString("en") + ")";
   }
-  const tabs = [groupTable, sessionTable];
-  const buttons = counts.map((inner, k) =>
-    h(
-      "button.tab",
-      {
-        role: "tab",
-        "aria-selected": String(k === 0),
-        onclick: () => {
-          tabs.forEach((one, n) => {
-            one.hidden = n !== k;
-            buttons[n].setAttribute("aria-selected", String(n === k));
-          });
-        },
-      },
-      inner,
-    ),
-  );
-  sessionTable.hidden = true;
+  choose(0);
   refresh();
   const figures = all
     ? []
@@ -106,27 +102,8 @@ function stepView({ run, step }) {
     h(
       "div.filters",
       h("div.tabs", { role: "tablist" }, buttons),
-      h("input.search", {
-        type: "search",
-        placeholder: "Search ( / )",
-        "aria-label": "search",
-        oninput: (event) => {
-          filter.words = event.target.value.toLowerCase();
-          refresh();
-        },
-      }),
-      hasRewards &&
-        h(
-          "label",
-          h("input", {
-            type: "checkbox",
-            onchange: (event) => {
-              filter.signal = event.target.checked;
-              refresh();
-            },
-          }),
-          "with signal",
-        ),
+      search,
+      hasRewards && h("label", signal, "with signal"),
     ),
     ...tabs,
   ];
