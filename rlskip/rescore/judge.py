@@ -48,8 +48,8 @@ class RewardError(RlskipError, TypeError):
 class Judge:
     """Asks a reward function for what no earlier call was told; see :func:`cached_reward`.
 
-    ``takes`` are the names of the parameters that it is called with, None if it takes any;
-    ``needs`` are those without a default. ``asked`` counts the verdicts that it was asked for.
+    ``names`` are those of its parameters, of which it ``needs`` those without a default; others may
+    be given if it ``takes_any``. ``asked`` counts the verdicts that it was asked for.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Judge:
         # An object may have an async `__call__`.
         calls = (function, getattr(function, "__call__", None))  # noqa: B004
         self.is_async = any(map(inspect.iscoroutinefunction, calls))
-        kinds = {p.kind for p in parameters.values()}
-        self.takes = None if inspect.Parameter.VAR_KEYWORD in kinds else frozenset(parameters)
-        starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        named = {name: p for name, p in parameters.items() if p.kind not in starred}
+        any_name, any_place = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+        named = {n: p for n, p in parameters.items() if p.kind not in (any_name, any_place)}
+        self.names = frozenset(named)
         self.needs = frozenset(n for n, p in named.items() if p.default is inspect.Parameter.empty)
+        self.takes_any = any(p.kind == any_name for p in parameters.values())
         ignored = {ignore} if isinstance(ignore, str) else {*ignore}
-        self._ignored = (ignored | _NEUTRAL | (_BESIDE - named.keys())) - {self.judged}
+        self._ignored = (ignored | _NEUTRAL | (_BESIDE - self.names)) - {self.judged}
         self.version = version
         place = _DIRECTORY if directory is None else directory
         kept = parse_dump_dir(place, "rlskip.cached_reward(directory=...)")

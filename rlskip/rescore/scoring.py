@@ -66,7 +66,7 @@ def arguments(
     given = [_Given.of(one, decode, data) for one in sessions]
     of_verl = judge.judged in (*ONE, *VERL_MANY)
     columns = _verl_columns(judge, given) if of_verl else _trl_columns(judge, given)
-    found = {n: v for n, v in columns.items() if judge.takes is None or n in judge.takes}
+    found = {n: v for n, v in columns.items() if judge.takes_any or n in judge.names}
     if "completion_ids" in judge.needs and None in found["completion_ids"]:
         one = given[found["completion_ids"].index(None)]
         what, remedy = "the function takes completion_ids", "take completions or solution_str"
@@ -82,7 +82,7 @@ def arguments(
 
 
 def _verl_columns(judge: Judge, given: Sequence[_Given]) -> dict[str, list[Any]]:
-    takes_ids = "completion_ids" in {*(judge.takes or ()), *judge.needs}
+    takes_ids = "completion_ids" in judge.names
     columns: dict[str, list[Any]] = {
         "solution_str": [one.solution(takes_ids) for one in given],
         "data_source": [one.last.get("data_source") for one in given],
@@ -105,8 +105,8 @@ def _trl_columns(judge: Judge, given: Sequence[_Given]) -> dict[str, list[Any]]:
         "completion_ids": [one.tokens for one in given],
     }
     # Columns that differ from dump to dump would else be missing for some.
-    wanted = (judge.takes or frozenset()) - found.keys()
-    columns = {n: None for one in given for n in one.last if n not in _NOT_COLUMNS or n in wanted}
+    left_out = _NOT_COLUMNS - judge.names
+    columns = {n: None for one in given for n in one.last if n not in left_out and n not in found}
     return found | {name: [one.last.get(name) for one in given] for name in columns}
 
 

@@ -280,6 +280,18 @@ def test_a_typo_is_found_before_the_module_is_run(judges: Path, rlskip: Any, dum
     assert rlskip(*command, "star:lists").code == 0, "a star may bind any name"
 
 
+def test_all_turns_of_a_session_are_its_completion(judges: Path, rlskip: Any) -> None:
+    """Whatever the run calls its answers."""
+    user, said = ({"role": role, "content": "x"} for role in ("user", "assistant"))
+    ids = {"uid": "p", "session": 0, "score": 0.0}
+    for step, name in enumerate(("completion", "completions"), 1):
+        rows = [{**ids, "turn": n, "raw_prompt": [user, said] * n + [user], name: [said]}
+                for n in range(3)]  # fmt: skip
+        StepStore(judges / "dumps" / RUN).save(step, rows)
+    found = rlskip("rescore", judges / "dumps" / RUN, "--reward", "judges:lists", "--json").json
+    assert (found["new"]["min"], found["new"]["max"]) == (5, 5)
+
+
 def test_groups_beyond_the_named_ones_are_counted(judges: Path, rlskip: Any) -> None:
     (judges / "dice.py").write_text("def judge(solution_str):\n    return 1.0\n")
     save(judges / "dumps", steps=1, groups=13)
