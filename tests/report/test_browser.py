@@ -1,7 +1,7 @@
 """The page in a browser: it draws, searches, sorts and selects, and stays safe.
 
-Skipped without Debian's Chromium, which is driven over its own pipe. A window asserts at its end
-that its page raised no error and that the policy refused nothing.
+Skipped without Debian's Chromium, which is driven over its own pipe. At the end of each test no
+page has raised an error, and the policy has refused nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Look = Callable[..., Any]
 
 
 class Browser:
-    """A headless Chromium without network, driven by the DevTools protocol."""
+    """A headless Chromium without network, with one window, driven by the DevTools protocol."""
 
     def __init__(self, program: str, profile: Path) -> None:
         theirs, self._to = os.pipe()
@@ -40,27 +40,25 @@ class Browser:
         self._process = subprocess.Popen(command, pass_fds=[theirs, ours], **quiet)  # type: ignore[call-overload]
         os.close(theirs)
         os.close(ours)
-        self._input = os.fdopen(self._from, "rb")
         self._buffer, self._number = b"", 0
-        self.events: list[dict[str, Any]] = []
+        self._events: list[dict[str, Any]] = []
+        self._window: dict[str, str] = {}
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._window = {"sessionId": attached["sessionId"]}
+        for domain in ("Runtime", "Log", "Page"):
+            self.call(f"{domain}.enable")
 
-    def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
         """What a method of the protocol returns."""
         self._number += 1
-        message = {"id": self._number, "method": method, "params": params}
-        message |= {"sessionId": session} if session else {}
+        message = {"id": self._number, "method": method, "params": params, **self._window}
         os.write(self._to, json.dumps(message).encode() + b"\0")
         while (answer := self._next()).get("id") != self._number:
-            self.events.append(answer)
+            self._events.append(answer)
         assert "error" not in answer, (method, answer["error"])
         result: dict[str, Any] = answer["result"]
         return result
-
-    def wait_for(self, event: str) -> None:
-        """Wait for an event that was not waited for yet."""
-        while not (found := [one for one in self.events if one.get("method") == event]):
-            self.events.append(self._next())
-        self.events.remove(found[0])
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
@@ -71,38 +69,21 @@ class Browser:
         found: dict[str, Any] = json.loads(message)
         return found
 
-    def close(self) -> None:
-        self.call("Browser.close")
-        self._process.wait(30)
-        os.close(self._to)
-        self._input.close()
-
-
-class Window:
-    """A page in the browser."""
-
-    def __init__(self, browser: Browser, file: Path, width: int, scheme: str) -> None:
-        self._browser, self._file = browser, file
-        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = browser.call("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
-        self.call("Runtime.enable")
-        self.call("Log.enable")
-        self.call("Page.enable")
+    def show(self, file: Path, width: int, scheme: str) -> None:
+        self._file = file
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900,
                   deviceScaleFactor=1, mobile=False)  # fmt: skip
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
         self.open("")
 
-    def call(self, method: str, **params: Any) -> dict[str, Any]:
-        return self._browser.call(method, self._session, **params)
-
     def open(self, where: str) -> None:
         """Load the page at an address such as ``#0/1``."""
         for url in ("about:blank", self._file.resolve().as_uri() + where):
             self.call("Page.navigate", url=url)
-            self._browser.wait_for("Page.loadEventFired")
+            while not (loaded := self._said("Page.loadEventFired")):
+                self._events.append(self._next())
+            self._events.remove(loaded[0])
         self.wait("document.documentElement.dataset.ready")
 
     def go(self, where: str) -> None:
@@ -151,13 +132,21 @@ class Window:
         page = "document.documentElement"
         return int(self.ask(f"{page}.scrollWidth - {page}.clientWidth"))
 
-    def close(self) -> None:
-        """Nothing in the page raised an error, and its policy refused nothing."""
-        bad = ("Runtime.exceptionThrown", "Log.entryAdded")
-        said = [event for event in self._browser.events if event.get("method") in bad]
-        self._browser.events.clear()
-        self.call("Page.close")
+    def _said(self, *methods: str) -> list[dict[str, Any]]:
+        return [event for event in self._events if event.get("method") in methods]
+
+    def check(self) -> None:
+        """Nothing in the pages raised an error, and their policy refused nothing."""
+        self.ask("1")  # what is under way comes before its answer
+        said = self._said("Runtime.exceptionThrown", "Log.entryAdded")
+        self._events.clear()
         assert not said, said
+
+    def close(self) -> None:
+        self.call("Browser.close")
+        self._process.wait(30)
+        os.close(self._to)
+        os.close(self._from)
 
 
 @pytest.fixture(scope="session")
@@ -172,17 +161,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def look(browser: Browser) -> Iterator[Callable[..., Window]]:
-    """``look(file, width=1400, scheme="light")``: the page in a window, ready."""
-    windows: list[Window] = []
+def look(browser: Browser) -> Iterator[Look]:
+    """``look(file, width=1400, scheme="light")``: the page in the window, ready."""
 
-    def open_window(file: Path, width: int = 1400, scheme: str = "light") -> Window:
-        windows.append(Window(browser, file, width, scheme))
-        return windows[-1]
+    def show(file: Path, width: int = 1400, scheme: str = "light") -> Browser:
+        browser.show(file, width, scheme)
+        return browser
 
-    yield open_window
-    for window in windows:
-        window.close()
+    yield show
+    browser.check()
 
 
 @pytest.fixture
