@@ -91,14 +91,6 @@ def test_a_run_with_roles_is_named_by_its_directory(
     assert rlskip("show", 1, "-d", root).code == 2, "there are three"
 
 
-def test_show_counts_no_memory_of_rows_without_arrays(rlskip: Any, tmp_path: Path) -> None:
-    names = {"experiment_name": "e", "project_name": "p"}
-    package.write(tmp_path, [{"prompt": "q", "completions": "a"}], step=1, **names)
-    shown = rlskip("show", 1, "-d", tmp_path).out
-    assert "on disk" in shown
-    assert "in memory" not in shown
-
-
 def test_ls_limits_runs_and_dumps(rlskip: Any, dumps: Path) -> None:
     def runs(*more: object) -> list[str]:
         return [one["run"].split("_")[0] for one in rlskip("ls", dumps, "--json", *more).json]

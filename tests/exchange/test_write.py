@@ -162,11 +162,14 @@ def test_names_and_sizes_name_the_run(tmp_path: Path, replay: Any) -> None:
         ({"for_command": ""}, "the command is empty"),
         ({"experiment_name": "a", "project_name": "b", "n": 0}, "a size is 0"),
         ({}, "experiment_name= and project_name="),
+        *(({"step": step}, "is not a whole number from 1 on") for step in (0, True, "1")),
     ],
 )
-def test_a_run_that_is_not_named_is_refused(tmp_path: Path, given: Any, message: str) -> None:
+def test_a_run_or_a_step_that_is_not_named_is_refused(
+    tmp_path: Path, given: Any, message: str
+) -> None:
     with pytest.raises(rlskip.errors.RlskipError, match=message):
-        rlskip.write(tmp_path / "dumps", [row()], step=1, **given)
+        rlskip.write(tmp_path / "dumps", [row()], **{"step": 1, **given})
     assert not [*tmp_path.iterdir()]
 
 
@@ -386,12 +389,6 @@ def test_a_file_is_no_dump_dir(tmp_path: Path) -> None:
     (tmp_path / "dumps").write_text("")
     with pytest.raises(ConfigError, match="it is a file"):
         rlskip.write(tmp_path / "dumps", [row()], experiment_name="mine", project_name="math")
-
-
-@pytest.mark.parametrize("step", [0, True, "1"])
-def test_a_step_is_a_positive_whole_number(run: Path, step: Any) -> None:
-    with pytest.raises(ConfigError, match=r"is not a whole number from 1 on"):
-        rlskip.write(run, [row()], step=step)
 
 
 def test_what_cannot_be_kept_leaves_nothing(run: Path) -> None:

@@ -14,6 +14,7 @@ from tensordict import NonTensorData, TensorDict
 import rlskip
 import rlskip as package
 from rlskip.errors import RlskipError
+from rlskip.runs.conversation import Conversation
 from rlskip.store import StepStore
 
 # -- `rlskip export` ---------------------------------------------------------------------------
@@ -271,27 +272,23 @@ def test_dtypes_are_kept_and_what_arrow_lacks_is_text(tmp_path: Path) -> None:
     assert together["response"].to_pylist() == [[1, 2], [3, 4], None, None]
 
 
-def test_a_session_has_its_conversation_in_one_piece(tmp_path: Path) -> None:
-    StepStore(tmp_path / RUN).save(1, TURNS)
+@pytest.mark.parametrize(
+    ("seen", "completion", "mask", "log_probs"),
+    [
+        ([1, 2, 3, 9], [2, 3, 9, 4], [True, True, False, True], [-1.0, -2.0, None, -3.0]),
+        ([7, 8], [2, 3, 4], [True] * 3, [-1.0, -2.0, -3.0]),  # its context was rewritten
+    ],
+)
+def test_a_session_has_its_conversation_in_one_piece(
+    tmp_path: Path, seen: list[int], completion: list[int], mask: list[bool], log_probs: list[Any]
+) -> None:
+    StepStore(tmp_path / RUN).save(1, [TURNS[0], {**TURNS[1], "prompt_ids": seen}, TURNS[2]])
     first, second = rlskip.open(tmp_path / RUN).sessions()
-    whole = first.conversation
-    assert whole is not None
+    assert first.conversation == Conversation([1], completion, mask, log_probs)
     assert (first.group, first.number, len(first.rows), first.reward) == ("p", 0, 2, 1.0)
-    assert (whole.prompt, whole.completion) == ([1], [2, 3, 9, 4])
-    assert whole.mask == [True, True, False, True]
-    assert whole.log_probs == [-1.0, -2.0, None, -3.0]
     assert [one["role"] for one in first.messages or ()] == ["user", "assistant", "assistant"]
     assert (second.messages or ())[1] == {"role": "assistant", "content": "no"}
     assert second.reward is None
-
-
-def test_a_conversation_leaves_out_what_a_rewritten_context_dropped(tmp_path: Path) -> None:
-    rewritten = [TURNS[0], {**TURNS[1], "prompt_ids": [7, 8]}]
-    StepStore(tmp_path / RUN).save(1, rewritten)
-    (session,) = rlskip.open(tmp_path / RUN).sessions()
-    whole = session.conversation
-    assert whole is not None
-    assert (whole.completion, whole.mask) == ([2, 3, 4], [True] * 3)
 
 
 def test_a_missing_extra_is_named(dumps: Path, monkeypatch: pytest.MonkeyPatch) -> None:

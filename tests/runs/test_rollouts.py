@@ -86,10 +86,12 @@ def test_messages_between_turns_are_those_that_were_recorded(
 
 
 def test_text_from_a_dump_cannot_touch_the_terminal(rlskip: Any, tmp_path: Path) -> None:
+    """Text takes no memory that is counted."""
     StepStore(tmp_path / "e_p" / "s").save(1, [{"text": "\x1b[2J[red]boo[/red]\x07"}])
     out = rlskip("show", 1, "-d", tmp_path).out
     assert "\\x1b[2J[red]boo[/red]\\x07" in out
     assert "\x1b" not in out
+    assert ("on disk" in out, "in memory" in out) == (True, False)
 
 
 @pytest.mark.verl
