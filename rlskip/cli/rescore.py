@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rlskip.rescore.judge import Judge
 
 _NAMED = 10  # groups of a line
-_COLUMNS = ("count", "mean", "std", "min", "p10", "p50", "p90", "max")
 
 
 def rescore(
@@ -95,7 +94,8 @@ def _view(data: dict[str, Any]) -> list[Cell]:
     changed = f"{counted(data['changed'], 'score')} changed; of {counted(data['groups'], 'group')} "
     changed += f"{len(data['gained'])} gained a signal, {len(data['lost'])} lost it"
     kept = [] if data["version"] else ["its verdicts are not kept; --version NAME keeps them"]
-    figures = listing(scores, {"score": "score"} | {f">{name}": name for name in _COLUMNS})
+    heads = {f">{name}": name for one in scores for name in one if name != "score"}
+    figures = listing(scores, {"score": "score", **heads})
     view: list[Cell] = [asked, *kept, "", figures, "", changed]
     for word in ("gained", "lost"):
         if named := [short(one, 24) for one in data[word][:_NAMED]]:

@@ -18,6 +18,9 @@ from rlskip.runs.on_disk import Dump
 from rlskip.runs.rollouts import Rollouts
 from rlskip.stages.parts import NUMBER, ROW_COLUMNS, ROWS
 
+Part = dict[str, Any]
+"""A part of a step in memory."""
+
 #: The form of the rows themselves: a hash tells whether two are equal, and their entries where not.
 HASHED = "hashed"
 
@@ -124,16 +127,16 @@ class RowTable:
 class StepRecords:
     """What was recorded at one step; raises DumpError where a part of it cannot be read."""
 
-    def __init__(self, parts: Sequence[Dump | PartInMemory]) -> None:
+    def __init__(self, parts: Sequence[Dump | Part]) -> None:
         self._parts = list(parts)
         records: list[Record] = []
         described: list[dict[str, Any]] = []
         of_record = ("keys", "sessions", "spans")
         for part in self._parts:
-            index = part.load(into="numpy", fields=["index"])["index"]
+            index = _read(part, ["index"])["index"]
             small = [f"rows.{name}" for name in ROW_COLUMNS]
             small += [f"{i}.{name}" for i in range(len(index)) for name in of_record]
-            known = part.load(into="numpy", fields=small)
+            known = _read(part, small)
             described.append(known)
             for i, item in enumerate(index):
                 keys, sessions, spans = (known[f"{i}.{name}"] for name in of_record)
@@ -194,7 +197,7 @@ class StepRecords:
         source, place = int(self.rows.source[at]), int(self.rows.place[at])
         if self._tokens[0] != source:
             names = ["rows.lengths", "rows.tokens", "rows.sampled"]
-            part = self._parts[source].load(into="numpy", fields=names)
+            part = _read(self._parts[source], names)
             self._tokens = source, {**part, "rows.ends": np.cumsum(part["rows.lengths"])}
         part = self._tokens[1]
         if part["rows.tokens"] is None:
@@ -204,17 +207,13 @@ class StepRecords:
         return part["rows.tokens"][span], part["rows.sampled"][span]
 
 
-def _value_of(part: Any, field: str, number: Any) -> Any:
-    if number is not None:
-        return np.array([number])
-    return part.load(into="numpy", fields=[field])[field]
+def _value_of(part: Dump | Part, field: str, number: Any) -> Any:
+    return _read(part, [field])[field] if number is None else np.array([number])
 
 
-class PartInMemory(dict[str, Any]):
-    """A part of a step in memory, read as :class:`~rlskip.runs.on_disk.Dump` is."""
-
-    def load(self, *, into: Any, fields: Sequence[str]) -> dict[str, Any]:
-        return self
+def _read(part: Dump | Part, fields: Sequence[str]) -> Part:
+    """These fields of a part; one in memory has them, and others."""
+    return part if isinstance(part, dict) else part.load(into="numpy", fields=fields)
 
 
 Pair = tuple[int, int, int, int]

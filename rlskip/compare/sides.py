@@ -15,7 +15,7 @@ import numpy as np
 from rlskip._files import safe_name
 from rlskip.batch.decoding import Decode
 from rlskip.batch.rows import RowColumns, Rows
-from rlskip.compare.records import PartInMemory, StepRecords
+from rlskip.compare.records import Part, StepRecords
 from rlskip.compare.rounding import Rounding
 from rlskip.compare.steps import compare_step
 from rlskip.compare.verdict import Comparison, StepResult
@@ -120,7 +120,7 @@ def characters(codes: Sequence[int]) -> str:
     return "".join(map(chr, codes))
 
 
-def part_of(rollouts: Rollouts) -> PartInMemory:
+def part_of(rollouts: Rollouts) -> Part:
     """The rows of a dump and their values, as :mod:`rlskip.stages.parts` has them.
 
     Log-probs and rewards are stages of the rows. Rows of text are compared character by character,
@@ -128,7 +128,7 @@ def part_of(rollouts: Rollouts) -> PartInMemory:
     """
     if not len(rollouts):
         none = np.empty(0, np.int64)
-        return PartInMemory({"index": [], **{f"rows.{name}": none for name in ROW_COLUMNS}})
+        return {"index": [], **{f"rows.{name}": none for name in ROW_COLUMNS}}
     rows = rollouts.tokens.rows or _rows_of_text(rollouts)
     groups, sessions, turns = (
         np.array([rollouts.cell(name, i) for i in range(len(rollouts))])
@@ -149,13 +149,12 @@ def part_of(rollouts: Rollouts) -> PartInMemory:
         Entry.of(name, value, rows, order=order, rank=0)
         for order, (name, value) in enumerate(found.items())
     ]
-    part = encode(entries, tokens=False) | {
+    return encode(entries, tokens=False) | {
         **{f"rows.{name}": getattr(rows, name) for name in ROW_COLUMNS},
         "rows.groups": groups,
         "rows.tokens": rows.flat_tokens,
         "rows.sampled": rows.flat_sampled,
     }
-    return PartInMemory(part)
 
 
 def _rows_of_text(rollouts: Rollouts) -> Rows:

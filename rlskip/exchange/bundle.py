@@ -19,7 +19,7 @@ import xxhash
 from rlskip._human import counted
 from rlskip._version import __version__
 from rlskip.batch.columns import columns_of
-from rlskip.compare.records import PartInMemory, StepRecords
+from rlskip.compare.records import StepRecords
 from rlskip.compare.sides import Side
 from rlskip.errors import RlskipError
 from rlskip.exchange.rows import NAMES, named_row
@@ -108,7 +108,7 @@ def open_bundle(file: Path) -> Bundle:
                 rebuild(reader, tree, None, "numpy") for tree in ("manifest", "rollouts", "stages")
             )
         place = {"step": manifest["step"], "call": None}
-        records = StepRecords(list(map(PartInMemory, stages))) if stages else None
+        records = StepRecords(stages) if stages else None
         return Bundle(manifest, Rollouts(rollout_columns(columns), place), records)
     except OSError as error:
         raise RlskipError(f"it cannot be read: {error.strerror}", str(file)) from error

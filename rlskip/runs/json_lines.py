@@ -6,14 +6,13 @@ What rows have in common has the names that :mod:`rlskip.runs` knows; other fiel
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import logging
 import math
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def _read(path: Path) -> dict[int, list[Row]]:
             given = json.loads(line) if isinstance(line, str) else line
             if not isinstance(given, dict):
                 raise DumpError(f"it is a {type(given).__name__}, not a mapping")
-            for row in _program(path, given, told)(given, number):
+            for row in _rows_of(given, path, number, told):
                 named = row.pop("step", None)
                 step = _step_of(named) if of_file is None else of_file
                 asked = json.dumps(row.get("input", row.get("raw_prompt")), sort_keys=True)
@@ -98,16 +97,16 @@ def numbered(path: Path) -> Iterator[tuple[int, Any]]:
         yield from ((n, line) for n, line in enumerate(file, 1) if line.strip())
 
 
-def _program(path: Path, line: Row, told: set[str]) -> Callable[[Row, int], Iterable[Row]]:
-    """Makes rows of a line of the program that wrote it, which its fields tell."""
+def _rows_of(line: Row, path: Path, number: int, told: set[str]) -> Iterable[Row]:
+    """The rows of a line of the program that wrote it, which its fields tell."""
     if path.name == "traces.jsonl" or "traces" in line:
-        return _of_episode
+        return _of_episode(line, number)
     if {"input", "output"} <= line.keys():
-        return lambda row, _: [row]
+        return [line]
     if "messages" in line:
-        return _of_messages
+        return [_of_messages(line)]
     if {"prompt", "completion"} <= line.keys():
-        return functools.partial(_of_trl, told=told)
+        return [_of_trl(line, told)]
     there = ", ".join(map(str, line))
     raise DumpError(
         f"its fields are those of no known program: {there:.200}",
@@ -123,15 +122,15 @@ def _step_of(named: Any) -> int:
     raise DumpError(f"its step {named!r:.80} is not a whole number from 0 on")
 
 
-def _of_messages(row: Row, _: int) -> Iterator[Row]:
+def _of_messages(row: Row) -> Row:
     """A conversation: what follows the messages before the assistant's first is sampled."""
     messages = row.pop("messages") or []
     roles = [one.get("role") for one in messages]
     at = roles.index("assistant") if "assistant" in roles else len(messages)
-    yield {"raw_prompt": messages[:at], "completions": messages[at:], **row}
+    return {"raw_prompt": messages[:at], "completions": messages[at:], **row}
 
 
-def _of_trl(row: Row, _: int, *, told: set[str]) -> Iterator[Row]:
+def _of_trl(row: Row, told: set[str]) -> Row:
     """A completion: a reward for each function, whose sum is the session's.
 
     The names of several are `told` once a file.
@@ -145,7 +144,7 @@ def _of_trl(row: Row, _: int, *, told: set[str]) -> Iterator[Row]:
         if len(earned) > 1 and not told:
             told |= {*earned}
             log.warning("rlskip: the reward of each row is the sum of %s", ", ".join(sorted(told)))
-    yield made
+    return made
 
 
 def _of_episode(episode: Row, number: int) -> Iterator[Row]:
