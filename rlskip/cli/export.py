@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,6 @@ from rlskip.cli.options import Dir, Json, Target, Tokenizer, decoder, dump_dir
 from rlskip.cli.screen import encode_stdout, put, writing
 from rlskip.errors import ConfigError, RlskipError
 from rlskip.runs.find import find_target
-from rlskip.runs.opened import Scope
 
 
 def export(
@@ -27,21 +25,19 @@ def export(
     """Write rollouts for other programs."""
     from rlskip.runs import tables
 
-    of_lines: dict[str, Callable[[Scope], Iterator[str]]] = {
-        "jsonl": lambda scope: map(tables.line, scope.iter_rows()),
-        "messages": lambda scope: tables.chats(scope.sessions()),
-    }
     target = find_target(what, dump_dir(directory), decoder(tokenizer))
-    if to not in (*of_lines, "parquet"):
+    if to not in ("jsonl", "messages", "parquet"):
         remedy = "give jsonl, messages or parquet; docs/recipes.md writes others"
         raise ConfigError(f"{to!r} is not a format", "--to", remedy)
     if next(target.iter_dumps(), None) is None:
         raise RlskipError("there are no dumps to export", target.name)
     if out is None and to == "parquet":
         raise ConfigError("it is missing", "--out", "give a file")
+    rows = map(tables.line, target.iter_rows())
+    lines = rows if to == "jsonl" else tables.chats(target.sessions())
     if out is None:
         encode_stdout(encoding="utf-8")  # as JSON is, whatever the terminal's is
-        for line in of_lines[to](target):
+        for line in lines:
             print(line)
         return 0
     if out.exists():
@@ -53,5 +49,5 @@ def export(
             count = int(table.num_rows)
         else:
             with temporary.open("x", encoding="utf-8") as file:
-                count = sum(bool(file.write(line + "\n")) for line in of_lines[to](target))
+                count = sum(bool(file.write(line + "\n")) for line in lines)
     return put(as_json, {"file": str(out), "rows": count}, [f"{counted(count, 'row')} in {out}"])

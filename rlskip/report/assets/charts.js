@@ -32,26 +32,18 @@ function chart(title, note, lines, { share = false, from = "steps", unlessZero =
   for (const [n, line] of lines.entries())
     for (const run of shown) {
       const ink = colour("c" + (two ? run.id : n));
-      const label = [line.name, same ? "" : run.label].filter(Boolean).join(" ");
       const add = (name, given) => values.push(column(run, name, steps)) && series.push(given) - 1;
       if (line.band) {
-        const [low, high] = line.band.map((name, i) =>
-          add(name, {
-            label: label + (i ? " high quartile" : " low quartile"),
-            stroke: "transparent",
-            points: { show: false },
-          }),
-        );
+        const [low, high] = line.band.map((name) => add(name, { stroke: "transparent", points: { show: false } }));
         bands.push({ series: [high, low], fill: ink + "26" });
       }
       add(line.of, {
-        label,
+        label: [line.name, same ? "" : run.label].filter(Boolean).join(" "),
         stroke: ink,
         width: 1.75,
         spanGaps: true,
         dash: two && n ? [5, 3] : undefined,
         points: { show: steps.length < 40, size: 5, fill: ink },
-        value: (_, v) => show(v),
       });
     }
   const holder = h("div.plot");
