@@ -51,11 +51,11 @@ def bundle(
         return _replay(replay, {k: v for k, v in named.items() if v is not None}, as_json)
     if what is None or step is None or out is None:
         raise ConfigError("it is incomplete", "bundle", "rlskip bundle RUN STEP --out FILE")
-    from rlskip.compare.sides import Dumps, find_side
+    from rlskip.compare.sides import find_side, recorded_of
     from rlskip.exchange.bundle import make_bundle
 
     one = find_target(what, dump_dir(directory)).run[step]
-    side = find_side(records, one.run.dump_dir) if records else Dumps(one.name, one).recorded
+    side = find_side(records, one.run.dump_dir) if records else recorded_of(one.run)
     side = side if side is not None and step in side.steps() else None
     with writing(out) as temporary:
         made = make_bundle(one, temporary, side, group=group, redact=redact)

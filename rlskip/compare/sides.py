@@ -56,11 +56,6 @@ class Side:
         runs = (Run(dump_dir / name, decode=self._decode) for name in names)
         return next(filter(len, runs), Run(dump_dir / "no" / "run"))
 
-    @property
-    def recorded(self) -> Side | None:
-        """What was recorded by a job that trained on the rollouts of `run`."""
-        return self
-
 
 @attrs.define
 class Dumps:
@@ -105,14 +100,6 @@ class Dumps:
         """The run, with the step alone that was named."""
         step = self.target
         return step if isinstance(step, Run) else step.run[step.number : step.number + 1]
-
-    @property
-    def recorded(self) -> Side | None:
-        """What the newest job recorded that used its run; None without one."""
-        try:
-            return find_side(str(self.run.directory), self.run.dump_dir)
-        except NoSuchPlaceError:
-            return None
 
 
 def characters(codes: Sequence[int]) -> str:
@@ -217,6 +204,13 @@ def find_side(name: str, within: Path, decode: Decode | None = None) -> Side:
         raise NoSuchPlaceError("no stages were recorded here", name, remedy)
     more = f" (job {jobs[-1].name}, the newest of {len(jobs)})" if len(jobs) > 1 else ""
     return Side(name + more, jobs[-1], decode)
+
+
+def recorded_of(run: Run) -> Side | None:
+    """What the newest job recorded that used a run; None without one."""
+    with contextlib.suppress(NoSuchPlaceError):
+        return find_side(str(run.directory), run.dump_dir)
+    return None
 
 
 def recorded_at(directory: Path) -> str:

@@ -23,7 +23,7 @@ from rlskip._human import counted, duration, finite, size
 from rlskip._version import __version__
 from rlskip.batch.columns import columns_of
 from rlskip.compare.records import RowValues
-from rlskip.compare.sides import Dumps, Side
+from rlskip.compare.sides import Dumps, Side, recorded_of
 from rlskip.config.steps import compact
 from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
@@ -53,7 +53,8 @@ class OneRun:
     def __init__(
         self, side: Side | Dumps, progress: Progress, success: float, max_bytes: int
     ) -> None:
-        self.name, self._run, self._records = side.name, side.run, side.recorded
+        self.name, self._run = side.name, side.run
+        self._records = side if isinstance(side, Side) else recorded_of(side.run)
         run, places = self._run, self._run.places()
         read = spread(list(places), READ)
         is_sampled = len(read) < len(places)
