@@ -162,8 +162,6 @@ def test_ls_reads_what_it_lists_and_some_of_a_long_run(
         (["show"], "Missing argument"),
         (["show", "1", "--sessions", "many"], "--sessions"),
         (["ls", "--no-such-option"], "No such option"),
-        (["doctor", "--ray"], "No such option"),
-        (["report", "--follow"], "No such option"),
         (["verify", "-d", "{empty}"], "there are no dumps to verify"),
         (["report", "{run}", "--html", "{empty}/page", "--max-mb", "0.1"], "--max-mb"),
         (["report", "{run}", "--html", "{empty}"], "it is a directory"),

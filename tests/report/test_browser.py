@@ -218,6 +218,7 @@ def recorded(dumps: Path, job_of: Any) -> Callable[[str, float], Path]:
             rlskip_package.record("loss", loss / step)
             rlskip_package.record("metrics.actor/entropy", 0.0)
             rlskip_package.record("metrics.actor/kl", 0.5)
+            rlskip_package.record("step", 10 * step)
             rlskip_package.record("advantages", np.array([1.0, -0.5]), rows=rows)
 
         directory: Path = job_of(name, body, steps=(1, 2, 3), root=dumps).directory
@@ -233,8 +234,8 @@ def test_what_a_job_recorded_is_drawn_beside_that_of_another_and_what_is_zero_is
     out = tmp_path / "page.html"
     assert rlskip("report", a, "--html", out).code == 0, "as compare takes it"
     window = look(out)
-    assert window.texts(".chart figcaption span") == ["loss", "actor/kl", "advantages"]
-    assert window.texts(".chart figcaption strong") == ["0.6667", "0.5", "0.25"]
+    assert window.texts(".chart figcaption span") == ["loss", "actor/kl", "step", "advantages"]
+    assert window.texts(".chart figcaption strong") == ["0.6667", "0.5", "30", "0.25"]
     # Two jobs share a chart, and equal curves are one.
     assert rlskip("compare", a, b, "--html", out).code == 1
     window = look(out)
