@@ -129,5 +129,5 @@ def test_a_job_calls_a_resolver_as_often_as_without_rlskip(make_app: Any) -> Non
 
 
 def test_what_is_imported_when_a_job_starts_draws_nothing() -> None:
-    code = "import random; was = random.getstate(); import rlskip.skip.call_role, rlskip.hooks.job"
+    code = "import random; was = random.getstate(); import rlskip.skip.call_role, rlskip.hooks"
     subprocess.run([sys.executable, "-c", f"{code}; assert random.getstate() == was"], check=True)
