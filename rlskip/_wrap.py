@@ -103,21 +103,21 @@ class Seams:
         self.missing: dict[str, AttachError] = {}
         self.called: set[str] = set()
         self._trainer = trainer
-        self._bodies: dict[str, list[Callable[..., Any]]] = {target: [] for target in self.table}
+        self._bodies: dict[str, Callable[..., Any]] = {}
         self._given: dict[str, Callable[[Any], None]] = {}
 
     def decorated(self, *targets: str) -> Callable[[F], F]:
-        """Declare a decorator of `targets`, which are rows of the table."""
+        """Declare the decorator of `targets`, which are rows of the table."""
 
         def declare(decorate: F) -> F:
             for target in targets:
-                self._bodies[target].append(decorate)
+                self._bodies[self.table[target].target] = decorate
             return decorate
 
         return declare
 
     def around(self, *targets: str) -> Callable[[F], F]:
-        """Declare a body that is called around `targets`, as :func:`around` has it."""
+        """Declare the body that is called around `targets`, as :func:`around` has it."""
 
         def declare(body: F) -> F:
             self.decorated(*targets)(around(body))
@@ -137,12 +137,22 @@ class Seams:
         for seam in self.table.values():
             when_imported(seam.module, functools.partial(self._attach, seam))
 
-    def marked(self, target: str, function: Any) -> Any:
-        """`function`, which takes the place of `target`; it is noted when it is called."""
-        if target in self.table and self.table[target].role:
-            function = self._noting(target)(function)
-        setattr(function, _WRAPPED_BY, getattr(function, _WRAPPED_BY, frozenset()) | {target})
-        return function
+    def marked(self, target: str, decorate: Callable[..., Any]) -> Callable[..., Any]:
+        """`decorate` for what takes the place of `target`, which is noted when it is called."""
+
+        @around
+        def noting(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self.called.add(target)
+            return function(*args, **kwargs)
+
+        def mark(function: Any) -> Any:
+            made = decorate(function)
+            # Around the body: one that replays does not call what it is in the place of.
+            made = noting(made) if self.table[target].role else made
+            setattr(made, _WRAPPED_BY, getattr(made, _WRAPPED_BY, frozenset()) | {target})
+            return made
+
+        return mark
 
     def require(self, feature: str) -> None:
         """Raise the AttachError of a missing seam without which `feature` is off."""
@@ -164,11 +174,8 @@ class Seams:
     def _attach(self, seam: Seam, module: ModuleType) -> None:
         try:
             owner, _ = _look_up(module, seam.target)
-            for number, decorate in enumerate(self._bodies[seam.target]):
-                wrap_in(module, seam.target, decorate, f"{seam.target} {number}")
-            # Around the bodies: one that replays does not call what it is in the place of.
-            if seam.role and self._bodies[seam.target]:
-                wrap_in(module, seam.target, self._noting(seam.target), f"noting {seam.target}")
+            if (decorate := self._bodies.get(seam.target)) is not None:
+                wrap_in(module, seam.target, self.marked(seam.target, decorate), seam.target)
             found = getattr(owner, seam.path.rpartition(".")[2])
             if (body := self._given.get(seam.target)) is not None:
                 body(found)
@@ -189,13 +196,6 @@ class Seams:
         if not seam.feature:
             raise lost from error
         self.missing[seam.target] = lost
-
-    def _noting(self, target: str) -> Callable[[F], F]:
-        def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            self.called.add(target)
-            return function(*args, **kwargs)
-
-        return around(call)
 
 
 def around(body: Callable[..., Any]) -> Callable[[F], F]:

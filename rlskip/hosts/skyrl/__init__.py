@@ -188,7 +188,7 @@ def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
 @around
 async def _generating(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
     output = await generate(*args, **kwargs)
-    # A dump cannot hold SkyRL's class.
+    # Groups and sessions are told by entries of mappings (_IDS), and SkyRL's class is none.
     ids = output.get("trajectory_ids")
     return {**output, "trajectory_ids": ids and [dataclasses.asdict(id_) for id_ in ids]}
 

@@ -122,8 +122,8 @@ def adapt(settings: SkipSettings) -> None:
             local.action, local.match = "cache", "run"
 
 
-@seams.around(f"{V0_TRAINER}._validate", f"{V1_TRAINER}._validate")
-def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+@seams.around(f"{V0_TRAINER}._validate")
+def validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Validation is scored by a stage only where it is replayed (``skip.validation=replay``)."""
     global _validating
     _validating = VALIDATION_ROLE not in SkipManager.skip_instances

@@ -137,7 +137,7 @@ def _in_place_of(function: Callable[..., Any], role: str) -> Any:
     """What takes the place of `function`; None if it is not a seam."""
     target = f"{function.__module__}:{function.__qualname__}"
     is_seam = target in seams.table and role in STAGES
-    return seams.marked(target, STAGES[role](function)) if is_seam else None
+    return seams.marked(target, STAGES[role])(function) if is_seam else None
 
 
 # -- V0, and the trainers that derive from it: where rollouts pass -----------------------------

@@ -14,6 +14,7 @@ from rlskip.batch.columns import uids_of
 from rlskip.config.check import look_up
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.hosts.verl.facts import FILTER_KEY, SCORES
+from rlskip.hosts.verl.later_stages import validation
 from rlskip.hosts.verl.no_engine import before_workers
 from rlskip.hosts.verl.queue import ROLE, StatusQueue, evicted, observed, run_queue
 from rlskip.hosts.verl.seams import V1_BUFFER, V1_TRAINER, seams
@@ -97,10 +98,10 @@ def _submitting(submit: Callable[..., int]) -> Callable[..., int]:
 
 
 @seams.around(f"{V1_TRAINER}._validate")
-def _validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+def _validating(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """While it validates, the trainer's manager, of any class, submits by a stage."""
     if VALIDATION_ROLE not in SkipManager.skip_instances:
-        return validate(self, *args, **kwargs)
+        return validation(validate, self, *args, **kwargs)
     manager = self.agent_loop_manager
     submit = manager.generate_sequences
     phases = itertools.chain(["submit"], itertools.repeat("refill"))  # the first may mismatch
