@@ -22,7 +22,7 @@ from rlskip.config.check import look_up, raise_all
 from rlskip.config.dump_dir import DIRECTORY_VARIABLE
 from rlskip.config.facts import HostFacts
 from rlskip.config.nodes import read_record
-from rlskip.config.settings import SkipSettings, read_skip
+from rlskip.config.settings import read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import ConfigError
 from rlskip.hosts.skyrl.facts import FULLY_ASYNC, LOGPROBS, compared, facts_of, steps_of
@@ -72,8 +72,11 @@ def with_rlskip(experiment: E, config: Any = None) -> E:
 
         def get_generator(self, *args: Any, **kwargs: Any) -> Any:
             generator = super().get_generator(*args, **kwargs)
-            if skips:
-                _skip_generation(generator, self.cfg, settings)
+            if skips:  # with its rewards, which `generate` returns, too
+                SkipManager.init(settings.complete(facts_of(self.cfg)))
+                SkipManager.count_rollouts()
+            if skips and is_on(True, "SkyRL's trainer"):
+                generator.generate = _skipping(generator.generate, self.cfg)
             return generator
 
         def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
@@ -99,18 +102,6 @@ def _logging(log: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> A
     """The tracker's: metrics are recorded, and what was replayed is among them."""
     record("metrics", comparable(data, _OF_THE_MACHINE))
     return log({**data, **SkipManager.logged()}, *args, **kwargs)
-
-
-def _skip_generation(generator: Any, cfg: Any, settings: SkipSettings) -> None:
-    """Make `generator.generate`, which returns rewards, too, a stage of a training with `cfg`."""
-    SkipManager.init(settings.complete(facts_of(cfg)))
-    SkipManager.count_rollouts()
-    if not is_on(True, "SkyRL's trainer"):
-        return
-    if look_up(cfg, FULLY_ASYNC):
-        what = "the trainer generates ahead of its steps, so a group belongs to no certain step"
-        raise ConfigError(what, FULLY_ASYNC, f"set {FULLY_ASYNC}=false, or train without skip")
-    generator.generate = _skipping(generator.generate, cfg)
 
 
 def check_steps(trainer: Any) -> None:
@@ -151,6 +142,9 @@ def _train(cfg: Any, config: Mapping[str, Any], directory: str) -> None:
 
 def _skipping(generate: Callable[..., Any], cfg: Any) -> Callable[..., Any]:
     """`generate` of a generator that is configured by `cfg`, SkyRL's config, as a stage."""
+    if look_up(cfg, FULLY_ASYNC):
+        what = "the trainer generates ahead of its steps, so a group belongs to no certain step"
+        raise ConfigError(what, FULLY_ASYNC, f"set {FULLY_ASYNC}=false, or train without skip")
 
     @functools.wraps(generate)
     async def skipping(input_batch: Any, *args: Any, **kwargs: Any) -> Any:
