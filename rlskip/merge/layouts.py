@@ -45,8 +45,7 @@ def list_rows(out: Mapping[str, Any]) -> Rows:
     turns.check_carried([name for name, value in out.items() if value is not None])
     turns.check_rows(out)
     spans = turns.trajectories(out.get(TRAJECTORIES), out.get(IS_LAST))
-    with turns.naming_odd_tokens(out):
-        prompts, responses = ([*map(_ids, out[name])] for name in (PROMPTS, RESPONSES))
+    prompts, responses = ([*map(_ids, out[name])] for name in (PROMPTS, RESPONSES))
     return Rows(prompts, responses, spans)
 
 

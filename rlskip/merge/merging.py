@@ -49,12 +49,12 @@ def merge(
     if not config.stepwise_output:
         return out, uids, MergeReport()
     packed = isinstance(out, TensorDictBase)
-    rows = packed_rows(out) if packed else list_rows(out)
-    if uids is not None:
-        is_sequence = isinstance(uids, Sequence) or bool(getattr(uids, "ndim", 0))
-        expect(is_sequence, f"expected a sequence, got {type(uids).__name__}", "uids")
-        check_count(len(uids), len(rows.prompts), "uids")
     with nullcontext() if packed else naming_odd_tokens(out):
+        rows = packed_rows(out) if packed else list_rows(out)
+        if uids is not None:
+            is_sequence = isinstance(uids, Sequence) or bool(getattr(uids, "ndim", 0))
+            expect(is_sequence, f"expected a sequence, got {type(uids).__name__}", "uids")
+            check_count(len(uids), len(rows.prompts), "uids")
         linked = link(rows, config)
         chains = [chain for chains in linked for chain in chains]
         merged = (fold_packed if packed else fold_lists)(out, rows, chains)
