@@ -159,9 +159,9 @@ def _start(config: DictConfig, launched_from: Origin | None) -> SkipSettings:
         # The task has its own copy of the config by now.
         retire_legacy_flag(config, reaches_task=False)
     # verl trains in another process, maybe on another machine, and checks there.
-    here = not handshake.starts_verl(settings)
-    SkipManager._start(settings, flushes=True, checks=here)
-    if SkipManager.skip_instances:
+    there = handshake.starts_verl(settings)
+    SkipManager._start(settings, flushes=True, checks=not there)
+    if there and SkipManager.skip_instances:
         handshake.before_job(settings)
     stages.start(recording, lambda: SkipManager.step)
     return settings

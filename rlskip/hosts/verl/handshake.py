@@ -63,10 +63,8 @@ def starts_verl(settings: SkipSettings) -> bool:
 
 
 def before_job(settings: SkipSettings) -> None:
-    """Prepare a job of verl, or refuse one that would not skip; leave other applications alone."""
+    """Prepare a job that starts verl, or refuse one that would not skip."""
     global _under_way
-    if not starts_verl(settings):
-        return
     refuse_old_release()
     if PLUGIN not in sys.modules:
         raise NotInstalledError(
