@@ -67,13 +67,6 @@ def is_verls(config: Any) -> bool:
     return all(look_up(config, part) is not None for part in parts)
 
 
-def scores_while_generating(config: Any) -> bool:
-    """Whether verl scores each session as it ends, so that rollouts come with their scores."""
-    judge = "reward.reward_model"
-    own_gpus = look_up(config, f"{judge}.enable_resource_pool")
-    return not look_up(config, f"{judge}.enable") or bool(own_gpus)
-
-
 def lacking(config: Any, rollouts: Any) -> list[str]:
     """What a run of `config` needs and `rollouts` do not have, each with the key that needs it."""
     has = field_names(rollouts)

@@ -17,7 +17,7 @@ from rlskip.config.check import Problem, leaves, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE
 from rlskip.errors import ConfigError
-from rlskip.hosts.verl.facts import SCORES, rows_of, scores_while_generating
+from rlskip.hosts.verl.facts import SCORES, rows_of
 from rlskip.hosts.verl.seams import LATER_STAGES, REWARD_LOOP, V0_TRAINER, V1_TRAINER, seams
 from rlskip.skip import SkipManager
 from rlskip.skip.names import ALL
@@ -95,7 +95,8 @@ def refused(config: Any, settings: SkipSettings) -> list[Problem]:
     uses_ref = ("actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward")
     if not any(look_up(config, name) for name in uses_ref):
         whys[REF] = f"no reference log-probs are computed: {' and '.join(uses_ref)} are off"
-    if scores_while_generating(config):
+    has_own_gpus = look_up(config, "reward.reward_model.enable_resource_pool")
+    if has_own_gpus or not look_up(config, "reward.reward_model.enable"):
         whys[REWARD] = "verl scores each session as it ends: the scores are in the dumps of the"
         whys[REWARD] += f" rollouts, and skip.drop_fields=[{SCORES}] scores these again"
     if look_up(config, "async_training") is not None:
