@@ -108,9 +108,7 @@ class Stub(metaclass=_Anything):
 
 class StubModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Anything(name, (Stub,), {})
+        return getattr(Stub, name)
 
 
 class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
