@@ -11,7 +11,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlskip import RoleConfig, SkipAction
-from rlskip.config.facts import Origin
 from rlskip.config.settings import read_skip
 from rlskip.config.skip import SKIP_REGISTRY, role_configs
 from rlskip.errors import ConfigError
@@ -168,6 +167,19 @@ def test_validation_is_a_role_beside_the_one_of_training() -> None:
             "skip.n: Interpolation key 'nowhere' not found\n  -> ",
         ),
         ({"dump_dir": "~nobody-is-called-so/x"}, "skip.dump_dir: '~nobody-is-called-so/x': "),
+        # Contradictions.
+        (
+            {"on_mismatch": "regenerate", "rollout": {"enable": True, "on_miss": "error"}},
+            "skip.rollout.on_miss: error never runs the stage, and skip.on_mismatch=regenerate",
+        ),
+        (
+            {"start_engine": False, "on_mismatch": "regenerate", "rollout": {"enable": True}},
+            "skip.start_engine: false never runs the stage",
+        ),
+        (
+            {"start_engine": False, "rollout": {"enable": True, "on_miss": "generate"}},
+            "skip.rollout.on_miss: skip.start_engine=false leaves no inference engine to generate",
+        ),
     ],
 )
 def test_refused(skip: dict[str, Any], message: str) -> None:
@@ -181,24 +193,13 @@ def test_a_wrong_shared_key_is_reported_once() -> None:
         read_roles({"skip": {"steps": "1-", **{role: {} for role in role_configs()}}})
 
 
-def test_on_miss_error_contradicts_on_mismatch_regenerate() -> None:
-    with pytest.raises(ConfigError) as caught:
-        rollout({"on_mismatch": "regenerate", "rollout": {"enable": True, "on_miss": "error"}})
-    text = str(caught.value)
-    assert text.startswith("skip.rollout.on_miss: error never runs the stage")
-    assert "skip.on_mismatch=regenerate" in text
+def test_what_one_role_sets_contradicts_no_other_key() -> None:
     for other in ({"on_miss": "generate"}, {"on_mismatch": "error"}, {"enable": False}):
         skip = {"on_miss": "error", "on_mismatch": "regenerate"}
         read_roles({"skip": {**skip, "rollout": {"enable": True, **other}}})
 
 
 def test_without_an_engine_nothing_can_be_generated() -> None:
-    node = {"start_engine": False, "rollout": {"enable": True, "on_miss": "generate"}}
-    with pytest.raises(ConfigError, match="leaves no inference engine to generate with") as caught:
-        rollout(node)
-    assert caught.value.where == "skip.rollout.on_miss"
-    with pytest.raises(ConfigError, match=r"skip\.start_engine: false never runs the stage"):
-        rollout({"start_engine": False, "on_mismatch": "regenerate", "rollout": {"enable": True}})
     assert rollout({"start_engine": False, "rollout": {"enable": True}}).on_miss == "error"
     own = {"enable": True, "on_miss": "generate"}
     assert read_roles({"skip": {"start_engine": False, "own": own}})["own"].on_miss == "generate"
@@ -214,14 +215,3 @@ def test_an_interpolation_in_the_hosts_keys_is_named_by_its_key() -> None:
         with pytest.raises(ConfigError, match="nowhere") as caught:
             read_roles(config)
         assert caught.value.where == "data.train_batch_size"
-
-
-def test_inside_a_hydra_job_without_the_callback(monkeypatch: Any, tmp_path: Path) -> None:
-    """The job may have changed the working directory; its runtime config still has the first."""
-    from hydra.core.hydra_config import HydraConfig
-
-    hydra = {"runtime": {"cwd": "/started/here"}, "job": {"name": "my_app"}}
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": hydra}))
-    monkeypatch.chdir(tmp_path)
-    role = rollout({"dump_dir": "dumps", "rollout": {"enable": True}})
-    assert (role.dump_dir, Origin.of({}).name) == ("/started/here/dumps", "my_app")

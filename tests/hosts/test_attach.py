@@ -314,7 +314,6 @@ def test_a_hook_of_an_earlier_job_is_gone(third_party: Any, tmp_path: Any, caplo
         ("rollout", {"target": "m:f", "step": ":x"}, ".step: ':x' is not a path"),
         ("rollout", {"target": "m:f", "identity": ["x-y"]}, ".identity: 'x-y' is not a path"),
         ("rollout", {"target": "m:f", "identity": "x"}, ".identity: Invalid value assigned: str"),
-        ("rollout", {"target": "m:f", "phase": "sample"}, ".phase: unknown key"),
         ("rollout", ["m:f"], ".target: "),
         (
             "async_rollout",
