@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.hosts.verl import later_stages
-from rlskip.hosts.verl.later_stages import called_with, identity
+from rlskip.hosts.verl.later_stages import identity
 from rlskip.hosts.verl.no_engine import before_workers
 from rlskip.hosts.verl.trainer import begin
 from rlskip.skip import SkipManager
@@ -89,6 +89,8 @@ def test_what_workers_have_loaded_counts_and_not_what_was_edited_later(
     loaded = identity("reward", config)
     file.write_text("return 2")
     before_workers(config, 2)
+    assert SkipManager.settings is not None
+    called_with = SkipManager.settings.facts.called_with
     assert called_with["reward"] == loaded != identity("reward", config)
     file.unlink()
     with pytest.raises(ConfigError, match="cannot be read here"):

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from rlskip.config.check import Problem, leaves, look_up
 from rlskip.config.settings import SkipSettings
 from rlskip.config.skip import SKIP_REGISTRY, VALIDATION_ROLE
@@ -47,9 +49,6 @@ _TOKENS = ("input_ids", "attention_mask", "position_ids", "prompts", "responses"
 _IMAGES = ("multi_modal_inputs", "raw_prompt")
 _SCORED = ("prompts", "responses", "attention_mask")
 _ROWS = ("input_ids", "position_ids", "prompts", "responses", "raw_prompt")
-
-#: What each call adds to the identity of its dump, as it was before workers loaded it.
-called_with: dict[str, Mapping[str, Any]] = {}
 
 # Whether the trainer validates at present, and no role replays that.
 _validating = False
@@ -108,9 +107,9 @@ def refused(config: Any, settings: SkipSettings) -> list[Problem]:
     ]
 
 
-def adapt(settings: SkipSettings) -> None:
-    """Complete the settings of these roles, in place, for the trainer of this process."""
-    called_with.clear()
+def adapt(settings: SkipSettings) -> SkipSettings:
+    """The settings with those of these roles complete for the trainer of this process."""
+    called_with = {}  # as it is before workers load it
     for role in settings.roles.keys() & {REF, REWARD}:
         seams.require(LATER_STAGES)
         called_with[role] = identity(role, settings.facts.config)
@@ -121,6 +120,7 @@ def adapt(settings: SkipSettings) -> None:
         ):
             # The rollouts may be those of any step; log-probs and scores belong to their tokens.
             local.action, local.match = "cache", "run"
+    return attrs.evolve(settings, facts=attrs.evolve(settings.facts, called_with=called_with))
 
 
 @seams.around(f"{V0_TRAINER}._validate")
@@ -139,7 +139,7 @@ def _stage(role: str, prompts: Any) -> Callable[[Callable[..., Any]], Callable[.
         role,
         stage=f"verl.{role}",
         prompts=prompts,
-        identity=lambda *_, **__: called_with[role],
+        identity=lambda *_, **__: SkipManager.settings.facts.called_with[role],  # type: ignore
         ignore=[ALL],
         derived=True,
     )

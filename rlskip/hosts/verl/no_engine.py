@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlskip.batch.meta import is_validation, meta_of
@@ -19,7 +18,6 @@ from rlskip.config.facts import HostFacts
 from rlskip.config.settings import SkipSettings
 from rlskip.errors import NoEngineError
 from rlskip.hosts.verl.facts import MODE_KEY, with_steps
-from rlskip.hosts.verl.later_stages import called_with
 from rlskip.hosts.verl.seams import LOOPS, REPLICAS, ROLLOUTS, WEIGHTS, seams
 from rlskip.hosts.verl.seams import NO_ENGINE as FEATURE
 from rlskip.skip import SkipManager
@@ -74,7 +72,7 @@ def before_workers(config: Any, total: int | None, per_epoch: int | None = None)
     settings = SkipManager.settings
     if settings is None or not settings.roles:
         return
-    facts = attrs.evolve(with_steps(settings.facts, total, per_epoch), called_with=called_with)
+    facts = with_steps(settings.facts, total, per_epoch)
     raise_all(problems(settings, SkipManager.skip_instances, facts))
     if not settings.start_engine:
         choose(config)

@@ -51,8 +51,8 @@ def begin(config: Any, *, v1: bool = False) -> SkipSettings:
         logging.getLogger("rlskip").setLevel(logging.INFO)
     settings = read_skip(config, HostFacts())
     if settings.roles:  # before_workers knows the steps better
-        settings = settings.complete(attrs.evolve(application_facts(config), steps=()))
-        adapt(settings)
+        facts = attrs.evolve(application_facts(config), steps=())
+        settings = adapt(settings.complete(facts))
         if any(SCORES in (role.drop_fields or ()) for role in settings.roles.values()):
             seams.require(LATER_STAGES)
     SkipManager.init(settings)
