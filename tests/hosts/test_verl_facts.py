@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from rlskip.batch.columns import field_names
 from rlskip.batch.tables import DataProtoParts
 from rlskip.errors import MismatchError
-from rlskip.hosts.verl.facts import lacking, without_times
+from rlskip.hosts.verl.facts import without_times
 from rlskip.hosts.verl.trainer import begin, rollout_stage
 from rlskip.skip.manager import SkipManager
-
-ROLLOUT = {"n": 2, "calculate_log_probs": False, "enable_rollout_routing_replay": False}
 
 
 def rollouts(*more: str) -> DataProtoParts:
@@ -32,32 +31,6 @@ def rollouts(*more: str) -> DataProtoParts:
         {"uid": np.array(["a", "b"], dtype=object)},
         {"timing": timing, "metrics": metrics, "other": 1},
     )
-
-
-@pytest.mark.parametrize(
-    ("config", "fields"),
-    [
-        ({}, []),
-        ({"actor_rollout_ref": {"rollout": ROLLOUT}}, []),
-        (
-            {"actor_rollout_ref": {"rollout": {**ROLLOUT, "calculate_log_probs": True}}},
-            ["rollout_log_probs (actor_rollout_ref.rollout.calculate_log_probs=True)"],
-        ),
-        (
-            {"actor_rollout_ref": {"rollout": {**ROLLOUT, "enable_rollout_routing_replay": True}}},
-            ["routed_experts (actor_rollout_ref.rollout.enable_rollout_routing_replay=True)"],
-        ),
-        (
-            {"distillation": {"enabled": True}},
-            [f"teacher_{what} (distillation.enabled=True)" for what in ("ids", "logprobs")],
-        ),
-    ],
-)
-def test_what_a_run_needs(config: Any, fields: list[str]) -> None:
-    assert lacking(config, rollouts()) == fields
-    names = [field.split()[0] for field in fields]
-    assert lacking(config, rollouts(*names)) == []
-    assert lacking({}, rollouts(*names)) == []
 
 
 def test_times_are_forgotten_and_all_else_is_kept() -> None:
@@ -78,10 +51,10 @@ def config(tmp_path: Path, verl_process: None, monkeypatch: pytest.MonkeyPatch) 
     # Dumps of a DataProto can be read where verl is; this process has its parts only.
     parts = types.SimpleNamespace(DataProto=DataProtoParts)
     monkeypatch.setitem(sys.modules, "verl.protocol", parts)
-    return lambda **rollout: {
-        "skip": {"dump_dir": str(tmp_path), "validation": "replay", "rollout": {"enable": True}},
-        "actor_rollout_ref": {"rollout": {**ROLLOUT, **rollout}},
-    }
+    skip = {"dump_dir": str(tmp_path), "validation": "replay", "rollout": {"enable": True}}
+    return lambda *on: OmegaConf.merge(
+        {"skip": skip}, OmegaConf.from_dotlist([f"{key}=true" for key in on])
+    )
 
 
 def generate(config: Any, *fields: str, role: str = "rollout") -> Any:
@@ -97,19 +70,31 @@ def generate(config: Any, *fields: str, role: str = "rollout") -> Any:
     return asyncio.run(rollout_stage(role)(stage)(prompts))
 
 
-def test_log_probs_are_needed_where_the_run_trains_on_them(config: Any) -> None:
+NEEDED = {
+    "actor_rollout_ref.rollout.calculate_log_probs": ["rollout_log_probs"],
+    "actor_rollout_ref.rollout.enable_rollout_routing_replay": ["routed_experts"],
+    "distillation.enabled": ["teacher_ids", "teacher_logprobs"],
+}
+
+
+@pytest.mark.parametrize("key", NEEDED)
+def test_what_the_run_trains_on_is_needed(config: Any, key: str) -> None:
     """tests/skip/test_needed_fields.py has what becomes of a dump that lacks something."""
-    needs = config(calculate_log_probs=True)
+    needs, fields = config(key), NEEDED[key]
     for role in ("rollout", "rollout_val"):
         generate(config(), role=role)
-    with pytest.raises(MismatchError, match=r"rollout_log_probs \(actor_rollout_ref\.rollout\.cal"):
-        generate(needs, "rollout_log_probs")
-    replayed = generate(needs, "rollout_log_probs", role="rollout_val")
-    assert "rollout_log_probs" not in field_names(replayed)
+    with pytest.raises(MismatchError) as error:
+        generate(needs, *fields)
+    for field in fields:
+        assert f"{field} ({key}=True)" in str(error.value)
+    replayed = generate(needs, *fields, role="rollout_val")
+    assert field_names(replayed).isdisjoint(fields)
 
 
-def test_log_probs_that_nobody_needs_are_no_mismatch(config: Any) -> None:
-    generate(config(calculate_log_probs=True), "rollout_log_probs")
-    replayed = generate(config())
-    assert replayed.meta_info["timing"] == {}
-    assert "rollout_log_probs" in field_names(replayed)
+@pytest.mark.parametrize("key", NEEDED)
+def test_what_nobody_needs_is_no_mismatch(config: Any, key: str) -> None:
+    generate(config(key), *NEEDED[key])
+    for again in (config(), config(key)):
+        replayed = generate(again)
+        assert replayed.meta_info["timing"] == {}
+        assert {*NEEDED[key]} <= field_names(replayed)

@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 
 from rlskip._wrap import version_of
-from rlskip.batch.columns import field_names
 from rlskip.config.check import look_up
 from rlskip.config.facts import TOTAL_STEPS, HostFacts
 from rlskip.errors import ConfigError
@@ -65,18 +64,6 @@ def is_verls(config: Any) -> bool:
     """Whether `config` looks like the config of one of verl's applications."""
     parts = ("actor_rollout_ref", "ray_kwargs", "trainer")
     return all(look_up(config, part) is not None for part in parts)
-
-
-def lacking(config: Any, rollouts: Any) -> list[str]:
-    """What a run of `config` needs and `rollouts` do not have, each with the key that needs it."""
-    has = field_names(rollouts)
-    return [
-        f"{field} ({key}={look_up(config, key)})"
-        for key, fields in NEEDED.items()
-        if look_up(config, key)
-        for field in fields
-        if field not in has
-    ]
 
 
 def rows_of(batch: Any, fields: Sequence[str]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from rlskip.batch.columns import field_names
 from rlskip.batch.meta import is_validation
 from rlskip.config.check import look_up, raise_all
 from rlskip.config.facts import HostFacts, application_facts
@@ -19,7 +20,7 @@ from rlskip.config.settings import SkipSettings, read_skip
 from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.errors import NotInstalledError
 from rlskip.format.fingerprint import VOLATILE
-from rlskip.hosts.verl.facts import SCORES, lacking, without_times
+from rlskip.hosts.verl.facts import NEEDED, SCORES, without_times
 from rlskip.hosts.verl.handshake import TOKEN_VARIABLE, refuse_unshared
 from rlskip.hosts.verl.later_stages import adapt
 from rlskip.hosts.verl.no_engine import before_workers
@@ -69,8 +70,15 @@ def begin(config: Any, *, v1: bool = False) -> SkipSettings:
 
 
 def lacking_now(rollouts: Any) -> list[str]:
-    """What the installed config needs and `rollouts`, of training, do not have."""
-    return lacking(_installed, rollouts)
+    """What the installed config needs and `rollouts`, of training, lack, each with its key."""
+    has = field_names(rollouts)
+    return [
+        f"{field} ({key}={value})"
+        for key, fields in NEEDED.items()
+        if (value := look_up(_installed, key))
+        for field in fields
+        if field not in has
+    ]
 
 
 def next_step(step: int) -> None:
