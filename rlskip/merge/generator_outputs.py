@@ -75,10 +75,9 @@ def format_metrics(out: Mapping[str, Any], step_wise: bool) -> dict[str, float]:
     lengths = np.array([len(response) for response in out[RESPONSES]])
     rewards = np.array([sum(r) if isinstance(r, list) else r for r in out[REWARDS]])
     sampled = np.array([sum(mask) for mask in out[MASKS]])
-    metrics: dict[str, Any] = {
-        "avg_tokens_non_zero_rewards": _mean(lengths[rewards > 0]),
-        "avg_tokens_zero_rewards": _mean(lengths[rewards == 0]),
-    }
+    metrics: dict[str, Any] = {}
+    for name, rows in (("non_zero", rewards > 0), ("zero", rewards == 0)):
+        metrics[f"avg_tokens_{name}_rewards"] = lengths[rows].sum() / max(1, rows.sum())
     for name, counts in (("num_tokens", lengths), ("assistant_tokens", sampled)):
         metrics |= {f"min_{name}": counts.min(), f"max_{name}": counts.max()}
         metrics |= {f"avg_{name}": counts.mean(), f"std_{name}": counts.std()}
@@ -142,7 +141,3 @@ def combine_metrics(parts: Iterable[Mapping[str, Any] | None]) -> dict[str, floa
         name: next((how for word, how in by_name.items() if word in name), sum)(numbers)
         for name, numbers in values.items()
     }
-
-
-def _mean(values: np.ndarray) -> Any:
-    return values.mean() if values.size else np.float64(0)

@@ -99,11 +99,10 @@ def expect_a(kind: type, value: Any, where: str = "") -> None:
 
 def check_rows(out: Mapping[str, Any]) -> None:
     """Refuse a list batch that lacks a field, or has one of an odd type or an unequal length."""
-    for name in REQUIRED:
-        expect(out.get(name) is not None, "this field is missing", name)
-    for name in (RESPONSES, *REQUIRED, LOGPROBS, TRAJECTORIES, IS_LAST):
-        if out.get(name) is not None:
-            expect_a(list, out[name], name)
+    for name in (*REQUIRED, LOGPROBS, TRAJECTORIES, IS_LAST):
+        if (value := out.get(name)) is not None:
+            expect_a(list, value, name)
+        expect(value is not None or name not in REQUIRED, "this field is missing", name)
     check_count(rows := len(out[RESPONSES]), rows, RESPONSES)
     for name, value in out.items():
         if name != METRICS:
