@@ -48,14 +48,6 @@ class CallRole(Role):
         self.dumps: Dumps = Dumps(role, local_config, facts, self.shard)
 
     @functools.cached_property
-    def _kind(self) -> type[Visit]:
-        if not self.dumps.by_prompt:
-            return Visit
-        from rlskip.skip.by_prompt import PromptVisit  # needs torch
-
-        return PromptVisit
-
-    @functools.cached_property
     def ranks(self) -> SeveralRanks | None:
         """How several ranks agree; at the first call, as a job starts before they are known."""
         return ranks_of(self.dumps, self.support_online_step)
@@ -152,7 +144,7 @@ class CallRole(Role):
     def _visit(self, step: int) -> Visit:
         """The calls of `step` so far; where each call has its own step, none."""
         if self.support_online_step:
-            return self._kind(self.dumps, step)
+            return Visit(self.dumps, step)
         with self._lock:
             if self._visiting is None or self._visiting.step != step:
                 # What earlier steps generated can be replayed from now on; what this visit writes
@@ -162,7 +154,7 @@ class CallRole(Role):
                         self.writer.wait()
                 except WriterTimeoutError as error:
                     log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
-                self._visiting = self._kind(self.dumps, step)
+                self._visiting = Visit(self.dumps, step)
                 run = self.dumps.run
                 run.first = step if run.first is None else run.first
             return self._visiting
@@ -288,7 +280,7 @@ class CallRole(Role):
         if call is not None and (call.stage.role, call.step) == (self.role, step):
             yield call
             return
-        visit, stage = self._kind(self.dumps, step), Stage(func, "", _likely_prompts)
+        visit, stage = Visit(self.dumps, step), Stage(func, "", _likely_prompts)
         call = Call(stage, args, kwargs, step, visit=visit, by_hand=True)
         with call:
             yield call

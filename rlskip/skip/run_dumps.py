@@ -6,6 +6,7 @@ The run's index (:mod:`rlskip.store.index`) tells where to look. What serves is 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,12 @@ from typing import Any
 import attrs
 
 from rlskip._human import counted
+from rlskip.batch.columns import columns_of
+from rlskip.batch.row_fields import RowFields
 from rlskip.config.skip import VALIDATION_ROLE, SkipAction
 from rlskip.jobs.served import Ledger
+from rlskip.skip.call import Call
+from rlskip.skip.prompt_rows import row_count, some_rows
 from rlskip.store import DumpMeta, Identity
 from rlskip.store.index import QUEUED, Stamp, rows_of_prompts, stamp_at
 from rlskip.store.layout import Place
@@ -83,7 +88,7 @@ class RunDumps:
         # its step, and which of its groups is the prompt's. Some may have been replaced since.
         self._listed: dict[str, list[tuple[Place, int, int]]] = {}
         self._groups: dict[Place, tuple[Stamp | None, list[Group]]] = {}
-        self.cache: OrderedDict[tuple[Place, str], tuple[Any, int]] = OrderedDict()
+        self._cache: OrderedDict[tuple[Place, str], tuple[Any, int]] = OrderedDict()
         #: The step of the loop's first call: where this process began.
         self.first: int | None = None
 
@@ -117,7 +122,7 @@ class RunDumps:
 
         found: list[Group | None] = []
         for digest in digests:
-            groups = self._groups_for(digest, step, present)
+            groups = self._left_for(digest, step, present)
             if self._repeats:
                 best = min(groups, key=uses, default=None)
             else:
@@ -133,12 +138,79 @@ class RunDumps:
         odd = (group for group in found if group is None or not present.fits(group.made))
         return None if None in found else next(odd, None)
 
-    def why_none(self, lacking: Sequence[str], asked: int, step: int, present: Identity) -> str:
-        """Why :meth:`choose` found no group for these of the `asked` prompts."""
-        unknown = sum(not any(self._groups_for(one, step, present)) for one in lacking)
+    def groups_for(self, call: Call) -> PromptGroups | None:
+        """A group for each of the call's prompts; without, its reason says what is lacking."""
+        digests, present = call.digests, call.identity.for_prompts(None)
+        chosen = self.choose(digests, call.step, present)
+        found = PromptGroups(group for group in chosen if group is not None)
+        if 0 < len(found) == len(digests):
+            call.meta = found[0].meta
+            return found
+        lacking = [digest for digest, one in zip(digests, chosen, strict=True) if one is None]
+        unknown = sum(not any(self._left_for(one, call.step, present)) for one in lacking)
         again = "prompts are asked for more often than they were dumped"
         reasons = {"prompts are in no dump of the run": unknown, again: len(lacking) - unknown}
-        return ", ".join(f"{n} of {asked} {reason}" for reason, n in reasons.items() if n)
+        said = (f"{n} of {len(digests)} {reason}" for reason, n in reasons.items() if n)
+        call.reason = ", ".join(said)
+        return None
+
+    def refuse_odd(self, call: Call) -> None:
+        """Where all prompts of a call have groups that were made in another way: a mismatch."""
+        present = call.identity.for_prompts(None)
+        if (odd := self.odd(call.digests, call.step, present)) is not None:
+            call.reason = odd.differs(present)
+            self._dumps.reject_group(odd, present)
+
+    def load(self, call: Call, found: PromptGroups) -> Any:
+        """The groups as the stage would have returned them.
+
+        Raises DumpError where a dump is unusable.
+        """
+        dumps = self._dumps
+        with call.timed(), self._ledger.lock:  # calls may be side by side
+            rollouts = self._assemble(call, found)
+        for key, meta in found.metas.items():
+            dumps.notices.changed(meta, key.root)
+            if meta.identity is not None:
+                present = call.identity.for_prompts(meta.identity.prompts)
+                dumps.identities.differences(present, meta)  # logs what is noteworthy
+        took = sum(
+            group.meta.info.get("seconds", 0.0) / max(1, len(self.groups_of(group.key)))
+            for group in found
+        )
+        call.is_served(found[0].key.step, sum(meta.stored for meta in found.metas.values()), took)
+        return rollouts
+
+    def _assemble(self, call: Call, found: PromptGroups) -> Any:
+        """The groups as one batch."""
+        from rlskip.skip.assembling import Assembly  # needs torch
+
+        metas = found.metas
+        numbers = {key: number for number, key in enumerate(metas)}
+        rows: list[list[int]] = [[] for _ in metas]  # of each dump
+        picks, owners = [], []
+        for owner, group in enumerate(found):
+            of_dump = rows[number := numbers[group.key]]
+            picks += [(number, len(of_dump) + i) for i in range(group.count)]
+            owners += [owner] * group.count
+            of_dump += range(group.start, group.start + group.count)
+        fields = RowFields.from_meta(found[0].meta)
+        # One dump after the other: they may be too large to be in memory together.
+        parts = []
+        for (key, meta), of_dump in zip(metas.items(), rows, strict=True):
+            rollouts = self._dumps.usable(self._loaded(key, meta), meta, call, key)
+            fields = fields or RowFields.of({*map(str, columns_of(rollouts))})
+            parts.append(some_rows(rollouts, fields, of_dump))
+        assert fields is not None
+        if len(found) == 1 and row_count(parts[0], fields) is None:  # of a single prompt
+            self._cache.clear()  # what the trainer gets it may change
+            return parts[0]
+        of_batch = call.prompts, call.digests, owners, call.stage.totals
+        dumps = functools.partial(map, self._loaded, metas.keys(), metas.values())
+        dumped = [self.groups_of(key) for key in metas]
+        is_whole = dumped == [[*found]] or 1 in map(len, dumped)
+        asked = [] if is_whole else [*map(len, dumped)]
+        return Assembly(parts, fields, picks, *of_batch, dumps, asked).batch()
 
     def parts_of(self, found: Place | PromptGroups) -> list[Place | Group]:
         """What serves when a dump of the run itself does, or when these groups do."""
@@ -157,16 +229,16 @@ class RunDumps:
             known = self._groups[key] = stamp, [group for group in groups if group.digest]
         return known[1]
 
-    def loaded(self, key: Place, meta: DumpMeta) -> Any:
+    def _loaded(self, key: Place, meta: DumpMeta) -> Any:
         """A dump, which the next batch may need, too."""
         name = key, meta.checksum
-        if name not in self.cache:
+        if name not in self._cache:
             store = self._dumps.stores[key.root]
-            self.cache[name] = store.load(key.step, call=key.call, meta=meta), meta.nbytes
-        self.cache.move_to_end(name)
-        while len(self.cache) > 1 and sum(n for _, n in self.cache.values()) > _CACHED:
-            self.cache.popitem(last=False)
-        return self.cache[name][0]
+            self._cache[name] = store.load(key.step, call=key.call, meta=meta), meta.nbytes
+        self._cache.move_to_end(name)
+        while len(self._cache) > 1 and sum(n for _, n in self._cache.values()) > _CACHED:
+            self._cache.popitem(last=False)
+        return self._cache[name][0]
 
     def _refresh(self) -> None:
         """Read the indices on; after a directory was listed again, index what it lacks."""
@@ -190,9 +262,7 @@ class RunDumps:
                     for digest, i in [(line.batch, 0), *zip(line.prompts, itertools.count())]:
                         self._listed.setdefault(digest, []).append((place, nth, i))
 
-    def _groups_for(
-        self, digest: str | None, step: int, present: Identity | None
-    ) -> Iterator[Group]:
+    def _left_for(self, digest: str | None, step: int, present: Identity | None) -> Iterator[Group]:
         """The complete ones that were generated for a prompt, the first one to take first."""
         first, is_validation = self.first or 0, self._dumps.role == VALIDATION_ROLE
         roots = [*self._dumps.stores]

@@ -195,7 +195,9 @@ class Visit:
         return key
 
     def _elsewhere(self, call: Call) -> Any:
-        """The nearest dump of another step that was made for such a call."""
+        """The nearest dump of another step that was made for such a call; or groups of the run."""
+        if self._dumps.by_prompt:
+            return self._dumps.run.groups_for(call)
         differences = self._dumps.identities.differences
         for key in self._dumps.run.find(call.identity.prompts, call.step):
             is_left = key not in self.taken and not self.has_served(key, call)
@@ -256,6 +258,8 @@ class Visit:
 
         Raises DumpError where a dump is unusable.
         """
+        if not isinstance(found, Place):
+            return self._dumps.run.load(call, found), None
         meta = call.meta
         part = ("rollouts", "aside") if self._config.restore_rng else ("rollouts",)
         with call.timed():
@@ -274,6 +278,10 @@ class Visit:
         killed: whatever is called first may be that call.
         """
         config, dumps = self._config, self._dumps
+        if dumps.by_prompt and call.identity.prompts is not None:
+            dumps.run.refuse_odd(call)
+            dumps.notices.generated(call)
+            return None
         if config.action == SkipAction.REPEAT:
             return None
         there = [call.name]
