@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -148,8 +149,12 @@ def rows_per_prompt(
     rows, asked = row_count(result, fields), len(digests)
     groups = (values_at(result, fields.group) if fields.group else None) or ()
     groups = [*map(plain, groups)] if len(groups) == rows else []
-    ordered, counts = _runs(groups)
-    names, _ = _runs(map(plain, prompt_groups(prompts, fields) or ()))
+    ordered, counts = [], []
+    for group, run in itertools.groupby(groups):
+        ordered.append(group)
+        counts.append(len([*run]))
+    of_prompts = itertools.groupby(map(plain, prompt_groups(prompts, fields) or ()))
+    names = [*map(operator.itemgetter(0), of_prompts)]
     told, wanted = [*map(repr, ordered)], [*map(repr, names)]
     known: list[int] | None = None
     if told != wanted and not {*told}.isdisjoint(wanted):
@@ -199,15 +204,6 @@ def _by_last(result: Any, fields: RowFields, rows: int | None, asked: int) -> li
     if len(last) != rows or len(ends) != asked or ends[-1:] != [rows]:
         return None
     return [end - begin for begin, end in itertools.pairwise([0, *ends])]
-
-
-def _runs(values: Iterable[Any]) -> tuple[list[Any], list[int]]:
-    """The values without those that follow themselves, and how often each of these does."""
-    ordered, counts = [], []
-    for value, run in itertools.groupby(values):
-        ordered.append(value)
-        counts.append(len([*run]))
-    return ordered, counts
 
 
 def row_count(result: Any, fields: RowFields) -> int | None:
