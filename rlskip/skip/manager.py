@@ -52,7 +52,7 @@ class SkipManager:
     _decorated: ClassVar[set[str]] = set()
     _warned: ClassVar[bool] = False
     # Called with the role of a decorated function whose role is off.
-    _guard: ClassVar[Callable[[str], None] | None] = staticmethod(said.refuse_chosen)
+    _guard: ClassVar[Callable[[str], None]] = staticmethod(said.refuse_chosen)
     # The roles that do not list the present step: looked up once per step, not on every call.
     _unlisted: ClassVar[frozenset[str]] = frozenset()
 
@@ -131,7 +131,7 @@ class SkipManager:
         attach(settings.attach, enabled, functools.partial(decorated, cls))
         cls.settings, cls.skip_instances = settings, enabled
         cls.start_engine = settings.start_engine
-        cls._guard = cls.bypassed.add if enabled else None
+        cls._guard = cls.bypassed.add
         for role, skip in enabled.items():
             local, what = skip.local_config, "rlskip: role %s is on: %s at steps %s, dumps in %s"
             log.info(what, role, local.action, local.steps, local.dump_dir)

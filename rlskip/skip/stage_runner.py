@@ -49,7 +49,7 @@ def _wrap_sync(manager: Any, stage: Stage) -> Callable[..., Any]:
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         skip = manager.skip_instances.get(role)
-        if skip is None and manager._guard is not None:
+        if skip is None:
             manager._guard(role)
         call = None if skip is None else _eligible_call(manager, skip, stage, args, kwargs)
         if call is None:
@@ -75,7 +75,7 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
 
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         skip = manager.skip_instances.get(role)
-        if skip is None and manager._guard is not None:
+        if skip is None:
             manager._guard(role)
         call = None if skip is None else _eligible_call(manager, skip, stage, args, kwargs)
         if call is None:
