@@ -119,10 +119,8 @@ class Call:
     record: Callable[..., None] = lambda event, **facts: None
     #: Whether the stage always runs, and its result is only read.
     is_observed: bool = False
-    #: The visit of the step that it belongs to; not `by_hand`, where nobody calls a decorated
-    #: function, and the role remembers nothing. Its place there, and its name among the step's.
+    #: The visit of the step that it belongs to; its place there, and its name among the step's.
     visit: Any = None
-    by_hand: bool = False
     place: int = attrs.field(init=False, default=0)
     name: str = attrs.field(init=False, default="")
     #: What the role computed before the stage ran, which may alter its input; and its `Arguments`.

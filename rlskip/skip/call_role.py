@@ -194,7 +194,7 @@ class CallRole(Role):
                 is_looked_for = replaces and found.key in call.visit.candidates(call)
                 call.replaces, found = found.key.call if is_looked_for else None, None
             call.found = found
-            if found is not None and not call.by_hand:
+            if found is not None:
                 call.visit.take(call, found)
 
     def _name(self, call: Call) -> None:
@@ -280,9 +280,8 @@ class CallRole(Role):
         if call is not None and (call.stage.role, call.step) == (self.role, step):
             yield call
             return
-        visit, stage = Visit(self.dumps, step), Stage(func, "", _likely_prompts)
-        call = Call(stage, args, kwargs, step, visit=visit, by_hand=True)
-        with call:
+        visit = Visit(self.dumps, step, by_hand=True)
+        with Call(Stage(func, "", _likely_prompts), args, kwargs, step, visit=visit) as call:
             yield call
 
 

@@ -30,11 +30,15 @@ class Visit:
     """The calls of a step since the loop came to it, and which dumps serve them.
 
     Hold `lock` from :meth:`begin` until what serves the call is `taken`. The step's directory is
-    listed once at most, so that a call costs the same in a step of 10 000.
+    listed once at most, so that a call costs the same in a step of 10 000. ``by_hand``, where
+    nobody calls a decorated function, no ledger is told, and the first of equals is meant, served
+    or not.
     """
 
-    def __init__(self, dumps: Dumps, step: int) -> None:
+    def __init__(self, dumps: Dumps, step: int, *, by_hand: bool = False) -> None:
         self._dumps, self._store, self._config = dumps, dumps.store, dumps.local_config
+        # Under ``match=step`` a visit is enough: another one is the same step again.
+        self._has_ledger = dumps.local_config.match != "step" and not by_hand
         self.step, self.lock = step, threading.RLock()
         # Heaps of the numbers that were given back, and the next: of each digest, and the places.
         self._free: dict[str, list[int]] = {}
@@ -134,8 +138,7 @@ class Visit:
             while replaces is None and (key in self.taken or self._was_listed(key)):
                 key = self._store.place(self.step, _next(call.name, key.call))
             self.taken[key] = ""
-        is_told = self._config.match != "step" and not call.by_hand  # a visit is enough
-        call.writes = key if is_told and self._dumps.ledger.write(key) else None
+        call.writes = key if self._has_ledger and self._dumps.ledger.write(key) else None
         return key.call
 
     def _was_listed(self, key: Place) -> bool:
@@ -230,17 +233,16 @@ class Visit:
     def has_served(self, key: Place, call: Call) -> bool:
         """Whether the run has trained on the draws of a dump, at whatever step, so that none does.
 
-        Under ``match=step`` another visit of the step is the same step again. What follows another
-        stage computes the same again, and by hand the first of equals is meant, served or not.
+        What follows another stage computes the same again.
         """
-        if self._config.match == "step" or call.stage.derived or call.by_hand:
+        if not self._has_ledger or call.stage.derived:
             return False
         parts = self._dumps.run.parts_of(key)
         return any(self._dumps.ledger.has_served(part, call.writes) for part in parts)
 
     def take(self, call: Call, found: Any) -> None:
-        """These serve the call, and no other one of the visit; by step a visit is enough."""
-        if self._config.match != "step":
+        """These serve the call, and no other one of the visit."""
+        if self._has_ledger:
             call.parts = self._dumps.run.parts_of(found)
             self._dumps.ledger.serve(call.parts)
         metas = {found: call.meta} if isinstance(found, Place) else found.metas
