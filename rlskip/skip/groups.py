@@ -117,22 +117,6 @@ def without_superseded(groups: Sequence[Group], by_place: bool) -> list[Group]:
     return sorted([*best.values(), *more], key=lambda group: group.position)
 
 
-def by_content(groups: Sequence[Group], contents: Sequence[str | None]) -> list[Group | None]:
-    """For each prompt a group of its content, complete ones first, each once; None without."""
-    left: dict[str | None, deque[Group]] = defaultdict(deque)
-    for group in sorted(groups, key=lambda group: not group.count):
-        left[group.digest].append(group)
-    return [left[content].popleft() if left.get(content) else None for content in contents]
-
-
-def differing_least(odd: Sequence[Group], present: Identity) -> list[Group]:
-    """Of groups that were made in another way one of each of the nearest dumps."""
-    by_dump = {group.key: group for group in odd}
-    differs = {key: present.differences(group.made)[0] for key, group in by_dump.items()}
-    least = min(differs.values(), key=len)
-    return [group for key, group in by_dump.items() if differs[key] == least]
-
-
 @attrs.define
 class Submitted:
     """What was submitted at a step so far: batches and their refills."""
@@ -166,7 +150,10 @@ class Submitted:
         fitting = [group for group in left if fits[group.key]]
         found: list[Group | None] = [None] * len(contents)
         if any(contents):  # they have more than uids
-            found = by_content(fitting, contents)
+            unused = defaultdict[str | None, deque[Group]](deque)
+            for group in sorted(fitting, key=lambda group: not group.count):  # complete ones first
+                unused[group.digest].append(group)
+            found = [unused[one].popleft() if unused[one] else None for one in contents]
         elif None in contents and len(fitting) == len(contents):
             found = [*fitting]
         lacking = {one for one, group in zip(contents, found, strict=True) if group is None}

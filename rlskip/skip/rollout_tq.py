@@ -31,7 +31,6 @@ from rlskip.skip.groups import (
     Entering,
     Plan,
     Submitted,
-    differing_least,
     groups_of_batch,
     is_complete,
     phase_of,
@@ -187,7 +186,11 @@ class GroupRole(Role):
         # side each gets groups of its own.
         with self.dumps.ledger.lock:
             if self.dumps.by_prompt:
-                where, match = "the run", self._by_prompt(step, contents, present)
+                run = self.dumps.run
+                run.first = step if run.first is None else run.first
+                where, match = "the run", run.choose(contents, step, present)
+                if None in match:
+                    run.refuse_odd(call, contents, present)
             else:
                 if submitted.found is None:
                     submitted.found = self._dumped(self._source(step))
@@ -214,25 +217,18 @@ class GroupRole(Role):
             self.dumps.ledger.serve(call.parts)
         return plan
 
-    def _by_prompt(
-        self, step: int, contents: Sequence[str | None], present: Identity
-    ) -> list[Group | None]:
-        """For each prompt the first complete group of the run that was generated for it."""
-        self.dumps.run.first = step if self.dumps.run.first is None else self.dumps.run.first
-        found = self.dumps.run.choose(contents, step, present)
-        if None in found and (odd := self.dumps.run.odd(contents, step, present)):
-            self.dumps.reject_group(odd, present)
-        return found
-
     def _replace(self, odd: Sequence[Group], submitted: Submitted, present: Identity) -> None:
         """Refuse a batch because of these groups; or what is generated replaces their dumps.
 
         Dumps that differ more stay, and those that serve the visit.
         """
         served = {group.key for group in submitted.served}
-        for group in differing_least(odd, present):
-            self.dumps.reject_group(group, present, replaces=group.key not in served)
-            submitted.found = [one for one in submitted.found or () if one.key != group.key]
+        by_dump = {group.key: group for group in odd}
+        differs = {key: present.differences(group.made)[0] for key, group in by_dump.items()}
+        least = min(map(len, differs.values()))
+        for key in [key for key in by_dump if len(differs[key]) == least]:
+            self.dumps.reject_group(by_dump[key], present, replaces=key not in served)
+            submitted.found = [one for one in submitted.found or () if one.key != key]
 
     def _source(self, step: int) -> int:
         """The step whose dump is replayed at `step`: itself unless a repeat finds another."""

@@ -132,11 +132,13 @@ class RunDumps:
             found.append(best)
         return found
 
-    def odd(self, digests: Sequence[str | None], step: int, present: Identity) -> Group | None:
-        """Where each of the prompts has a group, but not one that fits: the first that does not."""
-        found = self.choose(digests, step, None)
-        odd = (group for group in found if group is None or not present.fits(group.made))
-        return None if None in found else next(odd, None)
+    def refuse_odd(self, call: Call, digests: Sequence[str | None], present: Identity) -> None:
+        """Where each of a call's prompts has a group, but not one that fits: a mismatch."""
+        found = self.choose(digests, call.step, None)
+        odd = [group for group in found if group is not None and not present.fits(group.made)]
+        if odd and None not in found:
+            call.reason = odd[0].differs(present)
+            self._dumps.reject_group(odd[0], present)
 
     def groups_for(self, call: Call) -> PromptGroups | None:
         """A group for each of the call's prompts; without, its reason says what is lacking."""
@@ -153,13 +155,6 @@ class RunDumps:
         said = (f"{n} of {len(digests)} {reason}" for reason, n in reasons.items() if n)
         call.reason = ", ".join(said)
         return None
-
-    def refuse_odd(self, call: Call) -> None:
-        """Where all prompts of a call have groups that were made in another way: a mismatch."""
-        present = call.identity.for_prompts(None)
-        if (odd := self.odd(call.digests, call.step, present)) is not None:
-            call.reason = odd.differs(present)
-            self._dumps.reject_group(odd, present)
 
     def load(self, call: Call, found: PromptGroups) -> Any:
         """The groups as the stage would have returned them.

@@ -281,7 +281,7 @@ class Visit:
         """
         config, dumps = self._config, self._dumps
         if dumps.by_prompt and call.identity.prompts is not None:
-            dumps.run.refuse_odd(call)
+            dumps.run.refuse_odd(call, call.digests, call.identity.for_prompts(None))
             dumps.notices.generated(call)
             return None
         if config.action == SkipAction.REPEAT:
