@@ -56,6 +56,7 @@ class Dumps:
     ) -> None:
         c = local_config
         self.role, self.local_config, self.facts = role, c, facts
+        self.by_prompt: bool = c.match == "prompt"
         # A host without such a number still gets its own directory.
         shape = (x if x is not None else "any" for x in (c.gbs, c.n, c.prompt_len, c.response_len))
         origin = facts.origin or Origin.of(facts.config)
@@ -146,10 +147,6 @@ class Dumps:
             self.notices.once("config", "the config cannot be kept with the dumps: %s", error)
         return info
 
-    @property
-    def by_prompt(self) -> bool:
-        return bool(self.local_config.match == "prompt")
-
     @functools.cached_property
     def stores(self) -> dict[Path, StepStore]:
         """Where the role's dumps are looked for, by their directories: first its own store."""
@@ -160,7 +157,8 @@ class Dumps:
 
         None unless calls are served prompt by prompt.
         """
-        return [*map(self.store_at, self.notices.other_sizes() if self.by_prompt else ())]
+        siblings = self.notices.siblings() if self.by_prompt else ()
+        return [self.store_at(path) for _, path, differs in siblings if {*differs} == {"gbs"}]
 
     def reject(self, what: str, found: Place, hint: str = "", *, replaces: bool = True) -> None:
         """Raise MismatchError for `what` if ``on_mismatch`` is ``error``; else the stage runs.

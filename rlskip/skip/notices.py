@@ -126,21 +126,17 @@ class Notices:
         """On the first miss, name the dumps that another batch size or length hides."""
         if self.is_new("hidden"):
             for hidden in self.other_shapes():
-                log.warning("rlskip: role %s: %s", self.role, hidden)
+                self.once(hidden, "%s", hidden)
 
     def other_shapes(self) -> Iterator[str]:
         """The run's directories for another batch size or length that have dumps, and why."""
-        for run, path, differing in self._siblings():
+        for run, path, differing in self.siblings():
             if not (self._local_config.match == "prompt" and {*differing} == {"gbs"}):
                 differs = ", ".join(f"{k} is {a} now, {b} there" for k, (a, b) in differing.items())
                 has = f"has dumps of {counted(_steps_in(path), 'step')}, which are not found"
                 yield f"{run} {has}: {differs}"
 
-    def other_sizes(self) -> list[Path]:
-        """The role's directories of other numbers of prompts a step."""
-        return [path for _, path, differing in self._siblings() if {*differing} == {"gbs"}]
-
-    def _siblings(self) -> Iterator[tuple[Path, Path, dict[str, tuple[str, str]]]]:
+    def siblings(self) -> Iterator[tuple[Path, Path, dict[str, tuple[str, str]]]]:
         """The run's directories of other batch sizes or lengths, and the role's there, with dumps.
 
         With each what is other: now, and there.
