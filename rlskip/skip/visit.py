@@ -246,7 +246,8 @@ class Visit:
             call.parts = self._dumps.run.parts_of(found)
             self._dumps.ledger.serve(call.parts)
         metas = {found: call.meta} if isinstance(found, Place) else found.metas
-        self.taken |= {key: meta.checksum for key, meta in metas.items()}
+        for key, meta in metas.items():
+            self.taken[key] = meta.checksum
         call.at_end(self.end, call)
 
     def give_back(self, call: Call, found: Any, *, is_lost: bool = False) -> None:
