@@ -291,7 +291,7 @@ class Visit:
         if not call.place:
             there = [*chain.from_iterable(self.listed.values())] if self.is_whole else []
         if not there or (nearest := self._nearest(call, there)) is None:
-            if self._store.calls(self.step):
+            if self.listed:
                 call.reason = "no unused dump of the step was made for such a call"
                 if not self.is_whole:
                     others = "the others were made for other calls"

@@ -74,6 +74,15 @@ def test_each_call_is_counted_and_the_reason_of_a_miss_is_logged(
     assert "no unused dump of the step was made for such a call" in caplog.text
 
 
+def test_a_call_of_a_new_step_costs_the_same_however_many_were_made_before(
+    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init()
+    step(1, "a")
+    monkeypatch.setattr(StepStore, "calls", Mock(side_effect=AssertionError("all are listed")))
+    assert generate("b") == "b2"
+
+
 def test_a_repeat_takes_sound_dumps_and_keeps_what_it_generates(
     dumped_calls: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
