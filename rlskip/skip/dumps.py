@@ -7,7 +7,7 @@ import functools
 import os
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from rlskip.skip.names import seems_to_shape
 from rlskip.skip.notices import Notices
 from rlskip.skip.prompt_rows import rows_per_prompt
 from rlskip.skip.run_dumps import Group, RunDumps
-from rlskip.store import CorruptDumpError, DumpMeta, Identity, StepStore, run_directory
+from rlskip.store import CorruptDumpError, DumpMeta, StepStore, run_directory
 from rlskip.store.identity import ABSENT
 from rlskip.store.index import PROMPTS, ROWS_PER_PROMPT
 from rlskip.store.layout import Place, refuse_links
@@ -172,10 +172,11 @@ class Dumps:
         if replaces:
             self.store.quarantine(found.step, what, found.call)
 
-    def reject_group(self, odd: Group, present: Identity, *, replaces: bool = False) -> None:
-        """As :meth:`reject`, for a group that was made in another way than the `present` one."""
-        hint = self.ignoring(present.differences(odd.made)[0])
-        self.reject(odd.differs(present), odd.key, hint, replaces=replaces)
+    def reject_group(self, odd: Group, differs: Sequence[str], *, replaces: bool = False) -> str:
+        """As :meth:`reject`, for a group that `differs` in this from a call; returns the reason."""
+        what = f"the dump of step {odd.key.step} was made for another call: {'; '.join(differs)}"
+        self.reject(what, odd.key, self.ignoring(differs), replaces=replaces)
+        return what
 
     def ignoring(self, differs: Iterable[str]) -> str:
         """How to say that what differs does not count; empty if it seems to shape rollouts."""

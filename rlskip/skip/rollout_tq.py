@@ -227,7 +227,7 @@ class GroupRole(Role):
         differs = {key: present.differences(group.made)[0] for key, group in by_dump.items()}
         least = min(map(len, differs.values()))
         for key in [key for key in by_dump if len(differs[key]) == least]:
-            self.dumps.reject_group(by_dump[key], present, replaces=key not in served)
+            self.dumps.reject_group(by_dump[key], differs[key], replaces=key not in served)
             submitted.found = [one for one in submitted.found or () if one.key != key]
 
     def _source(self, step: int) -> int:

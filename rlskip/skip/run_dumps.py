@@ -49,11 +49,6 @@ class Group:
     position: int = attrs.field(eq=False, default=0)
     journal_name: str | None = attrs.field(eq=False, default=None)
 
-    def differs(self, present: Identity) -> str:
-        """How the dump was made for another call than the `present` one."""
-        must = "; ".join(present.differences(self.made)[0])
-        return f"the dump of step {self.key.step} was made for another call: {must}"
-
 
 class PromptGroups(tuple[Group, ...]):
     """Groups of single prompts, which together serve a call."""
@@ -137,8 +132,8 @@ class RunDumps:
         found = self.choose(digests, call.step, None)
         odd = [group for group in found if group is not None and not present.fits(group.made)]
         if odd and None not in found:
-            call.reason = odd[0].differs(present)
-            self._dumps.reject_group(odd[0], present)
+            differs = present.differences(odd[0].made)[0]
+            call.reason = self._dumps.reject_group(odd[0], differs)
 
     def groups_for(self, call: Call) -> PromptGroups | None:
         """A group for each of the call's prompts; without, its reason says what is lacking."""
