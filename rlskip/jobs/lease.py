@@ -25,39 +25,24 @@ from rlskip.jobs.ranks import RankGroup
 logger = logging.getLogger(__name__)
 
 
-@attrs.define(eq=False)
-class Lease(contextlib.AbstractContextManager["Lease"]):
-    """The right to generate a step, held until released or until the process ends.
+def take(lease: contextlib.ExitStack, root: Path, name: str) -> bool:
+    """Hold this lease until `lease` is closed or the process ends; False: another job has it.
 
-    The copy in a forked child holds nothing: the lease is its parent's.
+    Raises OSError where it cannot be written. In a forked child its copy holds nothing: the lease
+    is its parent's.
     """
-
-    _root: Path
-    name: str
-    _owner: str = attrs.field(init=False, default="")
-
-    def acquire(self) -> bool:
-        """Take it, unless another job has it; raises OSError where it cannot be written."""
-        owner = alive.own(self._root)
-        try:
-            with open_folder(self._root, WORK) as work:
-                # A link has its owner from its first moment. A file would be empty until it is
-                # written, and name nobody if its job were killed in between.
-                os.symlink(owner, self.name, dir_fd=work.handle)
-        except FileExistsError:
-            return False
-        self._owner = owner
-        atexit.register(self.release)
-        return True
-
-    def release(self, *_: object) -> None:
-        """Let other jobs have it. Doing so again, or without having it, does nothing."""
-        if self._owner:
-            alive.drop(self._root, self.name, self._owner)
-            self._owner = ""
-            atexit.unregister(self.release)
-
-    __exit__ = release
+    owner = alive.own(root)
+    try:
+        with open_folder(root, WORK) as work:
+            # A link has its owner from its first moment. A file would be empty until it is
+            # written, and name nobody if its job were killed in between.
+            os.symlink(owner, name, dir_fd=work.handle)
+    except FileExistsError:
+        return False
+    lease.callback(alive.drop, root, name, owner)
+    atexit.register(lease.close)
+    lease.callback(atexit.unregister, lease.close)
+    return True
 
 
 @attrs.define(eq=False)
@@ -75,20 +60,23 @@ class SingleFlight:
     _clock: Callable[[], float] = time.monotonic
     _sleep: Callable[[float], object] = time.sleep
 
-    def enter(self, step: int, is_there: Callable[[], bool], call: str = "") -> Lease | None:
+    def enter(
+        self, step: int, is_there: Callable[[], bool], call: str = ""
+    ) -> contextlib.ExitStack | None:
         """Wait until the step's dump is there, or until this job may generate it.
 
         `is_there` tells whether this rank can load it, and is called at every look. `call` names
         one of several calls of the step: letters, digits and hyphens. Returns None once the dump is
-        there, on all ranks; else the lease to generate it.
+        there, on all ranks; else the right to generate it, until that is closed.
         """
         what = f"step {step}, call {call}" if call else f"step {step}"
-        lease = Lease(self._directory, f"{LEASE}{step}-{call}" if call else f"{LEASE}{step}")
-        began, is_told = self._clock(), False
+        name = f"{LEASE}{step}-{call}" if call else f"{LEASE}{step}"
+        lease, began, is_told = contextlib.ExitStack(), self._clock(), False
         while True:
             # Rank 0 tries, and all go on with what it got. Each round has the same exchanges on
             # all ranks, so none waits in one that another rank has left.
-            go = self._ranks.rank == 0 and self._may_go(lease, self._clock() - began, step)
+            waited = self._clock() - began
+            go = self._ranks.rank == 0 and self._may_go(lease, name, waited, step)
             go = bool(self._ranks.exchange(go, what=what)[0][0])
             there, error = False, None
             try:
@@ -102,7 +90,7 @@ class SingleFlight:
                 is_needed = (0,) in self._ranks.exchange(there, what=what, error=error)
             finally:
                 if not is_needed:
-                    lease.release()
+                    lease.close()
             if go or not is_needed:
                 return lease if is_needed else None
             if not is_told and self._ranks.rank == 0:
@@ -111,14 +99,14 @@ class SingleFlight:
             is_told = True
             self._sleep(self._poll_s)
 
-    def _may_go(self, lease: Lease, waited: float, step: int) -> bool:
+    def _may_go(self, lease: contextlib.ExitStack, name: str, waited: float, step: int) -> bool:
         """Whether this job has the lease, or generates the step without."""
         try:
-            if lease.acquire():
+            if take(lease, self._directory, name):
                 return True
-            if (why := alive.sweep(self._directory).get(lease.name)) is not None:
+            if (why := alive.sweep(self._directory).get(name)) is not None:
                 logger.warning("rlskip: the job that generated step %d %s; taking over", step, why)
-                return lease.acquire()
+                return take(lease, self._directory, name)
         except OSError as error:
             text = "rlskip: no lease for step %d, another job may generate it too: %s"
             logger.warning(text, step, error)

@@ -86,7 +86,7 @@ class CallRole(Role):
                 if lease is None:
                     self._choose(call)
                 else:  # other jobs wait for this one until the call ends
-                    call.at_end(lease.release)
+                    call.at_end(lease.close)
         return call.found is not None
 
     def replay(self, call: Call) -> Any:

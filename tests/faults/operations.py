@@ -191,7 +191,7 @@ def take_lease(directory: Path) -> Operation:
         got = yield lambda flight=flight: flight.enter(1, lambda: False)
         taken = "no lease for step 1" not in got.log
         assert lease_of(directory).is_symlink() == taken or got.fault.lasting
-        got.value.release()
+        got.value.close()
         assert not lease_of(directory).is_symlink() or got.fault.lasting
 
 
@@ -205,7 +205,7 @@ def take_lease_over(directory: Path) -> Operation:
         lease_of(directory).symlink_to("0123456789abcdef-0")
         os.utime(lease_of(directory), (0, 0), follow_symlinks=False)
         got = yield lambda flight=flight: flight.enter(1, lambda: False)
-        got.value.release()
+        got.value.close()
 
 
 EVENTS = Tally(True, 1, 1, 10, 7, 1.5)

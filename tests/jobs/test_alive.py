@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 
 from rlskip.jobs import alive
 from rlskip.jobs.alive import WORK, held, holding, own, sweep
-from rlskip.jobs.lease import Lease
+from rlskip.jobs.lease import take
 from tests.clock import eventually
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's /proc")
@@ -163,8 +164,8 @@ def test_what_a_fault_keeps_here_is_let_go_at_the_next_beat(
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with monkeypatch.context() as faults, Lease(root, "lease-1") as lease, holding(root, "x-4"):
-        assert lease.acquire()
+    with monkeypatch.context() as faults, ExitStack() as lease, holding(root, "x-4"):
+        assert take(lease, root, "lease-1")
         faults.setattr(os, "unlink", fail)
     assert eventually(lambda: len(names(root)) == 1), "the process's own file"
 

@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlskip.jobs import alive
-from rlskip.jobs.lease import Lease, SingleFlight
+from rlskip.jobs.lease import SingleFlight, take
 from rlskip.jobs.ranks import RankGroup
 from rlskip.store import StepStore
 from tests.clock import MockClock
@@ -25,7 +26,7 @@ def clock() -> MockClock:
 
 
 @pytest.fixture
-def enter(store: StepStore, clock: MockClock) -> Callable[..., Lease | None]:
+def enter(store: StepStore, clock: MockClock) -> Callable[..., ExitStack | None]:
     """A job that lacks step 1, by default, and enters its single flight."""
 
     def enter(
@@ -42,8 +43,10 @@ def file(store: StepStore) -> Path:
     return store.directory / alive.WORK / "lease-1"
 
 
-def lease_in(file: Path) -> Lease:
-    return Lease(file.parents[1], file.name)
+def taken(file: Path) -> ExitStack:
+    lease = ExitStack()
+    assert take(lease, file.parents[1], file.name)
+    return lease
 
 
 @pytest.fixture
@@ -78,21 +81,20 @@ def test_other_steps_and_calls_do_not_wait(enter: Any, file: Path, clock: MockCl
     leases = [enter(step=1), enter(step=2), enter(call="a-0"), enter(call="a-1")]
     assert (None in leases, file.is_symlink(), clock.now) == (False, True, 0)
     for _ in range(2):
-        leases[0].release()
+        leases[0].close()
     assert not file.is_symlink()
     file.with_name("lease-2").unlink()
     file.with_name("lease-2").symlink_to("0123456789abcdef-0")
-    leases[1].release()
+    leases[1].close()
     assert file.with_name("lease-2").is_symlink(), "another job has taken it over"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_gives_nothing_back(file: Path) -> None:
-    with lease_in(file) as lease:
-        assert lease.acquire()
+    with taken(file) as lease:
         child = os.fork()
         if not child:
-            lease.release()
+            lease.close()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         assert file.is_symlink()
@@ -105,10 +107,10 @@ _ENDS = """
     def last():
         print(json.dumps([t.name for t in threading.enumerate() if t.name.startswith("rlskip")]))
     from pathlib import Path
-    from rlskip.jobs.lease import Lease
+    from rlskip.jobs.lease import SingleFlight
     from rlskip.store import StepStore
     from rlskip.store.writer import Writer
-    Lease(Path(sys.argv[1]), "lease-1").acquire()
+    SingleFlight(Path(sys.argv[1])).enter(1, lambda: False)
     writer = Writer(StepStore(sys.argv[1]))
     for step in range(5):
         writer.save(step, torch.rand(500_000))
@@ -134,7 +136,7 @@ def test_waiting_is_bounded(
 
     if owner == "of this process":
         file.unlink()
-        lease_in(file).acquire()
+        taken(file)
         silence(*file.parent.glob("job-*"))
     elif owner == "that cannot be read":
         monkeypatch.setattr(os, "readlink", fail)
@@ -142,7 +144,7 @@ def test_waiting_is_bounded(
     monkeypatch.undo()
     assert clock.now == pytest.approx(300, abs=2)
     assert "timed out" in caplog.text
-    lease.release()
+    lease.close()
     assert file.is_symlink(), "the owner keeps its own"
 
 
@@ -192,22 +194,21 @@ def test_a_lease_that_is_another_jobs_by_now_is_not_taken_away(
     enter: Any, other: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at a dead job's lease and its removal a third job takes it over."""
-    real, third, jobs = os.symlink, lease_in(file), ["the third"]
+    real, third = os.symlink, list[ExitStack]()
 
     def symlink(owner: Any, name: Any, **at: Any) -> None:
         real(owner, name, **at)
-        if name.startswith("lease-of-") and jobs:
-            jobs.pop()
+        if name.startswith("lease-of-") and not third:
+            third.append(ExitStack())
             file.unlink()
-            assert third.acquire()
+            assert take(third[0], file.parents[1], file.name)
 
     silence(other)
     monkeypatch.setattr(os, "symlink", symlink)
     with enter(wait_s=90):  # and then it waits for the third one
         assert file.is_symlink()
-    assert not jobs
     assert file.is_symlink()
-    third.release()
+    third[0].close()
     assert [f.name for f in file.parent.glob("lease-*")] == []
 
 

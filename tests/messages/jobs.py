@@ -6,7 +6,7 @@ import os
 
 from rlskip.jobs.alive import LEASE as NAME
 from rlskip.jobs.alive import WORK
-from rlskip.jobs.lease import Lease, SingleFlight
+from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import Recorder
 from tests.clock import MockClock
 
@@ -15,8 +15,7 @@ LEASE = "rlskip.jobs.lease"
 
 def enter(folder, wait_s=1e9, silent=False, **owner):
     """Lack step 1, which another job has; `owner` changes what its job's file says."""
-    with Lease(folder, f"{NAME}1") as lease:  # it goes before another job takes it
-        assert lease.acquire()
+    SingleFlight(folder).enter(1, lambda: False).close()  # it goes before another job takes it
     (mine,) = (folder / WORK).glob("job-*")
     theirs = mine.with_name("job-0123456789abcdef")
     theirs.write_text(json.dumps({**json.loads(mine.read_text()), **owner}))
@@ -25,7 +24,7 @@ def enter(folder, wait_s=1e9, silent=False, **owner):
         os.utime(theirs, (0, 0))
     clock = MockClock()
     flight = SingleFlight(folder, wait_s=wait_s, clock=clock, sleep=clock.sleep)
-    flight.enter(1, lambda: False).release()
+    flight.enter(1, lambda: False).close()
 
 
 def write_record(folder):

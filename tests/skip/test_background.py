@@ -147,7 +147,7 @@ def test_a_sample_does_not_wait_for_another_job(init: Callable[..., Path]) -> No
         return prompts
 
     assert asyncio.run(one([1], "sample_0_7")) == [1]
-    other.release()
+    other.close()
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -256,5 +256,5 @@ def test_a_task_cancelled_while_it_waits_for_a_lease_leaves_none(init: Callable[
 
     asyncio.run(main())
     assert ended.wait(30), "else a process that ends waits for this thread"
-    others[0].release()
+    others[0].close()
     assert not leases(dumps)
