@@ -11,7 +11,6 @@ from typing import Any
 
 import attrs
 import xxhash
-from attrs.validators import and_, ge, instance_of, lt
 
 from rlskip.format.dump_errors import (
     DAMAGE,
@@ -27,6 +26,7 @@ MAX_META = 1 << 24
 # Of the identity and the info together: what else there is takes less than the rest.
 _MAX_BOTH = MAX_META - (1 << 12)
 _GENERATION = re.compile(r"[0-9a-f]{1,15}")
+_encoded = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def kept_info(info: Mapping[str, Any], identity: Identity | None) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def kept_info(info: Mapping[str, Any], identity: Identity | None) -> dict[str, A
     try:
         text = json.dumps(dict(info))
         plain: dict[str, Any] = json.loads(text)
-        _check_info(None, None, plain)
+        _check_info(plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise UnsupportedTypeError(f"cannot keep this info: {error}", "info") from error
     nbytes = len(text) + len(json.dumps(identity.as_json() if identity else None))
@@ -47,7 +47,7 @@ def kept_info(info: Mapping[str, Any], identity: Identity | None) -> dict[str, A
     return plain
 
 
-def _check_info(meta: object, field: object, info: Mapping[str, Any]) -> None:
+def _check_info(info: Mapping[str, Any]) -> None:
     """Raise ValueError where entries that rlskip itself reads are not of their type."""
     seconds, generation = info.get("seconds", 0), info.get("generation", "0")
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
@@ -58,37 +58,38 @@ def _check_info(meta: object, field: object, info: Mapping[str, Any]) -> None:
         raise ValueError(f"info['generation'] is {generation!r:.80}, not up to 15 hex digits")
 
 
-def _check_time(meta: object, field: object, created: str) -> None:
-    if datetime.fromisoformat(created).tzinfo is None:
-        raise ValueError(f"{created!r} has no time zone")
-
-
-_NUMBER = and_(instance_of(int), ge(0), lt(1 << 63))
-_TEXT = instance_of(str)
-
-
 @attrs.frozen
 class DumpMeta:
     """A dump's ``meta.json``; `step`, `call`, `rank` and `world_size` are its place."""
 
-    step: int = attrs.field(validator=_NUMBER)
+    step: int
     #: The one in the tail of ``gen_batch.dp``.
-    checksum: str = attrs.field(validator=_TEXT)
+    checksum: str
     #: Size of the rollouts' arrays in memory, and of the file, in bytes.
-    nbytes: int = attrs.field(validator=_NUMBER)
-    stored: int = attrs.field(validator=_NUMBER)
+    nbytes: int
+    stored: int
     #: UTC, ISO 8601.
-    created: str = attrs.field(validator=_check_time)
-    call: str = attrs.field(default="", validator=_TEXT)
-    rank: int = attrs.field(default=0, validator=_NUMBER)
-    world_size: int = attrs.field(default=1, validator=_NUMBER)
+    created: str
+    call: str = ""
+    rank: int = 0
+    world_size: int = 1
     #: What the rollouts were generated from; None when the caller gave none.
     identity: Identity | None = None
     #: JSON that the caller adds, such as the job's id. rlskip itself reads ``seconds`` (what the
     #: stage took, a finite number from 0 on), ``place`` (of the call among those of its step) and
     #: ``generation`` (of several ranks, up to 15 hex digits).
-    info: Mapping[str, Any] = attrs.field(factory=dict, validator=[instance_of(dict), _check_info])
-    version: int = attrs.field(default=VERSION, validator=_NUMBER)
+    info: Mapping[str, Any] = attrs.field(factory=dict)
+    version: int = VERSION
+
+    def __attrs_post_init__(self) -> None:
+        """Raise ValueError or TypeError for an entry of another type: a file's may be anything."""
+        numbers = self.step, self.nbytes, self.stored, self.rank, self.world_size, self.version
+        kinds = {*map(type, numbers)}, {type(self.checksum), type(self.call)}, {type(self.info)}
+        if kinds != ({int}, {str}, {dict}) or not 0 <= min(numbers) <= max(numbers) < 1 << 63:
+            raise ValueError("an entry is of another type")
+        if datetime.fromisoformat(self.created).tzinfo is None:
+            raise ValueError(f"{self.created!r} has no time zone")
+        _check_info(self.info)
 
     def to_bytes(self) -> bytes:
         plain = attrs.asdict(self, recurse=False)
@@ -120,5 +121,4 @@ class DumpMeta:
 
 
 def _seal(plain: Mapping[str, Any]) -> str:
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-    return xxhash.xxh3_128_hexdigest(text.encode())
+    return xxhash.xxh3_128_hexdigest(_encoded(plain).encode())
