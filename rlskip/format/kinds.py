@@ -60,9 +60,10 @@ def rebuild(
                 raise DumpError(f"it has no field {', '.join(map(repr, missing))}", where)
             node = _chosen(node, fields)
         # What is large comes together, but for what a GPU is to hold, which needs no room here.
-        parts = () if source.is_small else choosable(node).values()
-        found = {n for part in parts if (n := array_of(part)) is not None and part[-1] is None}
-        source.fetch({number for number in found if source.nbytes(number) > CHUNK})
+        if not source.is_small:
+            parts = choosable(node).values()
+            found = {n for part in parts if (n := array_of(part)) is not None and part[-1] is None}
+            source.fetch({number for number in found if source.nbytes(number) > CHUNK})
         return Unpacker(source, into).node(node)
     except UnknownTypeError as error:
         raise UnknownTypeError(error.what, error.where or where, error.remedy) from error

@@ -54,15 +54,11 @@ class Identity:
         """This with further entries, or others, in `compared`; raises as :meth:`of`."""
         return attrs.evolve(self, compared={**self.compared, **_plain(compared)})
 
-    def without(self, name: str) -> Identity:
-        """This without an entry of `compared`."""
-        kept = {known: value for known, value in self.compared.items() if known != name}
-        return attrs.evolve(self, compared=kept)
-
     def for_prompts(self, prompts: str | None) -> Identity:
         """This for the prompts of that hash; None: for any."""
-        kept = self.without("prompts")
-        return kept if prompts is None else kept.adding({"prompts": prompts})
+        kept = {name: value for name, value in self.compared.items() if name != "prompts"}
+        given = {} if prompts is None else {"prompts": prompts}
+        return attrs.evolve(self, compared={**kept, **given})
 
     @property
     def prompts(self) -> str | None:

@@ -243,7 +243,7 @@ class StepStore:
         """The rollouts of `step`, verified, in newly allocated memory.
 
         `meta` is what :meth:`read_meta` returned of it: another dump that has its place by now is
-        refused. `part` is ``rollouts``, or ``aside`` for the sidecar; or several, for a tuple of
+        refused. `part` is ``rollouts``, or ``aside`` for the sidecar; or several, for a list of
         them. Of the outermost mapping or batch only `fields` are read and verified; None for all.
 
         Raises
@@ -261,7 +261,7 @@ class StepStore:
             here.reader(meta or here.read_meta(), self._max_bytes) as reader,
         ):
             parts = [part] if isinstance(part, str) else part
-            values = tuple(rebuild(reader, one, fields) for one in parts)
+            values = [rebuild(reader, one, fields) for one in parts]
             if fields is None:
                 reader.verify()
             return values[0] if isinstance(part, str) else values
