@@ -125,11 +125,14 @@ def length_of(batch: Any) -> int:
         return length_of(batch.batch)
     if isinstance(batch, list | tuple):
         return len(batch)
-    lengths = {name: column_length(column) for name, column in columns_of(batch).items()}
+    lengths = {}
+    for name, column in columns_of(batch).items():
+        if (length := column_length(column)) is not None:
+            lengths[name] = length
     for name in UIDS:
-        if (uids := lengths.get(name)) is not None:
-            return uids
-    counts = Counter(length for length in lengths.values() if length is not None)
+        if name in lengths:
+            return lengths[name]
+    counts = Counter(lengths.values())
     return max(counts, key=lambda length: (counts[length], length), default=0)
 
 
@@ -223,7 +226,7 @@ def own(value: Any) -> Any:
 
 def field_names(batch: Any) -> set[str]:
     """Names of the fields of a batch; empty for other values."""
-    return set(batch.keys()) if is_tensordict(batch) else {str(name) for name in columns_of(batch)}
+    return {str(name) for name in columns_of(batch)}
 
 
 def drop_fields(batch: Any, names: Collection[str]) -> Any:

@@ -15,7 +15,7 @@ import functools
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -191,8 +191,11 @@ class Unpacker:
             raise ValueError("not a list")
         return value
 
-    def entries(self, entries: list[list[Node]]) -> Iterator[tuple[Any, Any]]:
-        return ((as_key(self.node(key)), self.node(value)) for key, value in entries)
+    def entries(self, entries: list[list[Node]]) -> list[tuple[Any, Any]]:
+        return [
+            (key if type(key) is str else as_key(self.node(key)), self.node(value))
+            for key, value in entries
+        ]
 
     def once(self, number: int | None, build: Callable[[np.ndarray], Any]) -> Any:
         """What `build` makes of array `number`, or of none: one object wherever a tree names it."""
