@@ -79,10 +79,10 @@ class Identities:
         from rlskip.format.prompt_digests import digest_of_batch  # needs torch
 
         try:
-            arguments, asked = self.arguments_of(call), self._asked_of(call)
+            arguments, asked = self._read(call)
             asked["prompts"] = digest_of_batch(call.prompts, call.digests)
         except UnsupportedTypeError as error:
-            self._refuse_uncomparable(call.explained(error))
+            self._refuse_uncomparable(call, error)
             return self.made_by(call, None, {})
         return self.made_by(call, arguments, asked)
 
@@ -105,19 +105,38 @@ class Identities:
                 compared["code"] = code
         return Identity(compared, noted, arguments.ignored)
 
-    def arguments_of(self, call: Call) -> Arguments | None:
-        """What counts of a call besides its prompts; None where it is not known."""
-        stage = call.stage
-        if stage.ignore is None:
-            return None
-        first = self._first.setdefault(stage.name, FirstValues())
-        call.compared = found = read_arguments(call, self._local_config.ignore or (), first)
-        self.ignored |= {*stage.ignore}
-        given = (*call.arguments, *stage.whole.signature.parameters)
-        self.met |= {ALL, _CODE, *SELF, *given, *found.code.reads}
-        if stage.identity is None and (found.left or found.changing):
-            self._notices.leave(stage.name, found.left, found.changing)
-        return found
+    def _read(self, call: Call) -> tuple[Arguments | None, dict[str, Any]]:
+        """What counts of a call besides its prompts, None where it is not known; and what it adds.
+
+        That are the stage's own identity, and what the prompts' meta asks for: a host may ask for
+        other sampling there, for a greedy baseline, say.
+        """
+        stage, found = call.stage, None
+        if stage.ignore is not None:
+            first = self._first.setdefault(stage.name, FirstValues())
+            call.compared = found = read_arguments(call, self._local_config.ignore or (), first)
+            self.ignored |= {*stage.ignore}
+            given = (*call.arguments, *stage.whole.signature.parameters)
+            self.met |= {ALL, _CODE, *SELF, *given, *found.code.reads}
+            if stage.identity is None and (found.left or found.changing):
+                self._notices.leave(stage.name, found.left, found.changing)
+        asked, known = dict[str, Any](), self.conditions.compared
+        for name, value in meta_of(call.prompts).items():
+            plain = None if name in NEUTRAL_META else plain_or_not(value)[0]
+            usual = known.get(name if name == "n" else f"sampling.{name}")
+            if plain is not None and canonical(plain) != canonical(usual):
+                asked[f"meta_info.{name}"] = plain
+        own = stage.identity
+        own = own(*call.args, **call.kwargs) if callable(own) else own or {}
+        if not isinstance(own, Mapping):
+            raise ConfigError(
+                f"the function returns {own!r:.80}, and not a mapping",
+                f"SkipManager.annotate(role={stage.role!r}, identity=...)",
+                "return what must be equal by name, such as {'temperature': 1.0}",
+            )
+        for name, value in own.items():
+            asked[f"identity.{name}"] = comparable(value, f"identity.{name}")
+        return found, asked
 
     def ran(self, call: Call) -> None:
         """Learn which parts of its arguments a stage has changed, as its replay does not."""
@@ -133,29 +152,6 @@ class Identities:
                 self._first[call.stage.name].changing |= changing
             if call.stage.identity is None:
                 self._notices.leave(call.stage.name, {}, changing)
-
-    def _asked_of(self, call: Call) -> dict[str, Any]:
-        """What the call adds to the identity: the stage's own, and what the prompts' meta asks for.
-
-        A host may ask for other sampling there, for a greedy baseline, say.
-        """
-        asked, known = {}, self.conditions.compared
-        for name, value in meta_of(call.prompts).items():
-            plain = None if name in NEUTRAL_META else plain_or_not(value)[0]
-            usual = known.get(name if name == "n" else f"sampling.{name}")
-            if plain is not None and canonical(plain) != canonical(usual):
-                asked[f"meta_info.{name}"] = plain
-        own = call.stage.identity
-        own = own(*call.args, **call.kwargs) if callable(own) else own or {}
-        if not isinstance(own, Mapping):
-            raise ConfigError(
-                f"the function returns {own!r:.80}, and not a mapping",
-                f"SkipManager.annotate(role={call.stage.role!r}, identity=...)",
-                "return what must be equal by name, such as {'temperature': 1.0}",
-            )
-        for name, value in own.items():
-            asked[f"identity.{name}"] = comparable(value, f"identity.{name}")
-        return asked
 
     def differences(self, present: Identity, meta: DumpMeta) -> list[str]:
         """What makes the dump another call's. What is only noteworthy is logged."""
@@ -192,10 +188,10 @@ class Identities:
         from rlskip.format.prompt_digests import digests_of  # needs torch
 
         try:
-            arguments, asked = self.arguments_of(call), self._asked_of(call)
+            arguments, asked = self._read(call)
             digests = digests_of(call.prompts, call.stage.prompt_groups, NEUTRAL_META)
         except UnsupportedTypeError as error:
-            self._refuse_uncomparable(call.explained(error))
+            self._refuse_uncomparable(call, error)
             return [""] * len(uids_of(call.prompts)), self.made_by(call, None, {})
         made = self.made_by(call, arguments, asked)
         if submitted is not None:
@@ -213,7 +209,8 @@ class Identities:
         named = (f"{digest} {call.stage.stage}" for digest in digests)
         return [xxhash.xxh3_128_hexdigest(name.encode()) for name in named], made
 
-    def _refuse_uncomparable(self, error: UnsupportedTypeError) -> None:
+    def _refuse_uncomparable(self, call: Call, error: UnsupportedTypeError) -> None:
+        error = call.explained(error)
         if self._local_config.on_mismatch == "error":
             raise error
         what = f"{error.where}: {error.what}"
