@@ -74,7 +74,6 @@ def _rows_of(columns: dict[Any, Any], n: int, neutral: Collection[str]) -> list[
         if is_tensor(column) and not column.is_nested:
             with contextlib.suppress(TypeError, RuntimeError):  # what numpy lacks stays as it is
                 columns[name] = column.numpy(force=True)
-    masks = [column for name, column in columns.items() if str(name).endswith("attention_mask")]
     for name, column in columns.items():
         cells = cells_of(column, n)
         if cells is None:
@@ -84,8 +83,8 @@ def _rows_of(columns: dict[Any, Any], n: int, neutral: Collection[str]) -> list[
             cells = [fingerprint({name: unwrapped(column)}, None)] * n
         elif isinstance(column, np.ndarray) and column.ndim > 1:
             shape = (n, column.shape[-1])
-            fitting = (mask for mask in masks if getattr(mask, "shape", None) == shape)
-            mask = next(fitting, None)
+            masks = (columns[n] for n in columns if str(n).endswith("attention_mask"))
+            mask = next((one for one in masks if getattr(one, "shape", None) == shape), None)
             real = None if mask is None or mask.all() else mask != 0
             if (texts := row_texts(column, real)) is not None:
                 cells = texts
