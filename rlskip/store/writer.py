@@ -152,7 +152,17 @@ class Writer:
         self._run()
 
     def _run(self) -> None:
-        while job := self._next():
+        while True:
+            with self._changed:
+                if not self._jobs:
+                    self._thread = None
+                    return
+                # A burst of saves has the cores and the memory's bandwidth for itself.
+                while 2 * self._held < self._max_bytes and (
+                    (rest := self._saved + _REST_S - time.monotonic()) > 0
+                ):
+                    self._changed.wait(rest)
+                job = self._jobs[0]
             try:
                 job.run()
             except BaseException as error:  # the next dump is to be written
@@ -162,16 +172,3 @@ class Writer:
             with self._changed:
                 self._jobs.popleft()
                 self._release(nbytes)
-
-    def _next(self) -> _Job | None:
-        with self._changed:
-            if not self._jobs:
-                self._thread = None
-                return None
-            # A burst of saves has the cores and the memory's bandwidth for itself.
-            while 2 * self._held < self._max_bytes:
-                rest = self._saved + _REST_S - time.monotonic()
-                if rest <= 0:
-                    break
-                self._changed.wait(rest)
-            return self._jobs[0]
