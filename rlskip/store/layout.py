@@ -74,16 +74,12 @@ def run_directory(
     """
     run = f"{safe_name(experiment_name)}_{safe_name(project_name)}"
     shape = safe_name(f"GBS{gbs}_N{n}_in{prompt_len}_out{response_len}")
-    directory = parse_dump_dir(dump_dir) / run / shape
-    refuse_links(directory)
-    return directory
+    return refuse_links(parse_dump_dir(dump_dir) / run / shape)
 
 
 def stages_directory(dump_dir: str | Path, job: str) -> Path:
     """The directory of what the stages of a job computed; raises as :func:`run_directory`."""
-    directory = parse_dump_dir(dump_dir) / STAGES / job
-    refuse_links(directory)
-    return directory
+    return refuse_links(parse_dump_dir(dump_dir) / STAGES / job)
 
 
 def shape_of(name: str) -> dict[str, str] | None:
@@ -97,8 +93,8 @@ def run_name(directory: Path) -> str:
     return "/".join(directory.parts[-3 if shape_of(directory.parent.name) else -2 :])
 
 
-def refuse_links(directory: Path) -> None:
-    """Raise ConfigError where one of a run's two directories in a dump_dir is a symbolic link."""
+def refuse_links(directory: Path) -> Path:
+    """It; raises ConfigError where it or the one above it, a run's two, is a symbolic link."""
     for path in (directory.parent, directory):
         if os.path.islink(path):
             raise ConfigError(
@@ -106,6 +102,7 @@ def refuse_links(directory: Path) -> None:
                 where="skip.dump_dir",
                 remedy="replace it by what it points to, or give a dump_dir that is there",
             )
+    return directory
 
 
 def as_step(name: str) -> int | None:
