@@ -327,23 +327,27 @@ def returned(result: Any) -> Rows | None:
         )
     if not rows:
         raise DataFailure("the worker returned no trajectory")
-    kept = [_kept(row, i) for i, row in enumerate(rows)]
+    # To iterate over a TensorDict gives its rows.
+    given = [{name: row[name] for name in row.keys()} for row in rows]  # noqa: SIM118
+    kept = [_kept(row, i) for i, row in enumerate(given)]
     # A call of torch releases the GIL for a moment. Where the threads of many workers copy at the
     # same time they wake one another for each of them, and all take several times as long.
     with _copying:
-        for row in kept:
-            row.update({n: value for n, value in row.kept.items() if type(value) is torch.Tensor})
+        for row, copies in zip(given, kept, strict=True):
+            for name, value in row.items():
+                if type(value) is torch.Tensor:
+                    copies[name] = value
     return kept
 
 
 def _kept(row: Mapping[Any, Any], i: int) -> OwnRow:
+    """A copy of a row, but for its tensors: each has its place."""
     kept = OwnRow()
-    for name in row.keys():  # noqa: SIM118 - to iterate over a TensorDict gives its rows
-        value = row[name]
+    for name, value in row.items():
         if not isinstance(name, str):
             raise DataFailure(f"row {i}: the name {name!r:.80} of a field is not a string")
         if type(value) is torch.Tensor:  # as nearly always
-            kept.kept[name] = value  # which is copied with the others
+            kept.kept[name] = None  # with a tensor in it, the garbage collector would look into it
             continue
         if is_tensor_collection(value) and not is_non_tensor(value):
             what = f"field {name!r} is a nested {type(value).__name__}; return its fields flat"

@@ -208,9 +208,9 @@ class OwnRow(MutableMapping[str, Any]):
 def _kept(value: Any) -> Any:
     if type(value) is torch.Tensor:
         try:
-            if value.nbytes <= _SHORT:
-                # Neither releases the GIL, as a call of torch does, which other workers wait for.
-                return value.numpy().copy()
+            # Neither releases the GIL, as a call of torch does, which other workers wait for.
+            if (array := value.numpy()).nbytes <= _SHORT:
+                return array.copy()
         except (TypeError, RuntimeError):  # on another device, or of a type that numpy lacks
             pass
     value = own_value(value)
