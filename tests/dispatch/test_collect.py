@@ -16,7 +16,7 @@ import torch
 from rlskip.dispatch import BatchError, DispatcherClosedError, RolloutDispatcher
 from rlskip.dispatch.groups import Groups
 from rlskip.errors import ConfigError
-from rlskip.queue import IncompleteRolloutError, MemoryQueue, ReplayTimeoutError, UnequalFieldsError
+from rlskip.queue import MemoryQueue, ReplayTimeoutError, UnequalFieldsError
 from rlskip.queue.sampling import SampleCall
 from tests.clock import eventually
 
@@ -177,20 +177,6 @@ def test_collect_has_one_deadline(make, make_prompts):
     assert 0.5 <= time.monotonic() - began < 20
     assert {prompt.uid for prompt in error.value.prompts} == {"u_1", "u_2", "u_3"}
     assert eventually(lambda: len(cancelled) == 9)
-
-
-def test_an_incomplete_group_is_named_and_leaves_nothing(make, make_prompts):
-    async def worker(prompt, sampling, session):
-        if session.uid == "u_1":
-            raise ValueError("bad prompt")
-        return await echo(prompt, sampling, session)
-
-    dispatcher = make(worker)
-    for more in ({}, {"batch_size": 3}):
-        with pytest.raises(IncompleteRolloutError, match="u_1: expected 3, got 0") as error:
-            dispatcher.collect(make_prompts(3), step=1, **more)
-        assert [prompt.uid for prompt in error.value.prompts] == ["u_1"]
-    assert set(dispatcher.collect(step=1)[0]["uid"]) == {"u_0", "u_2"}, "of the batch ahead"
 
 
 def test_who_waits_is_told_what_ended_the_batch(make, make_prompts, monkeypatch):

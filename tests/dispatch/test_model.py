@@ -1,15 +1,16 @@
 """Whatever sessions, callers and the queue do: each batch gets its own rows, and no other's.
 
 Two callers collect batches of the same step, a third takes the oldest groups, a fourth cancels a
-batch, and a fifth reads its groups from the queue. Workers reuse their buffers, fail in every way,
-and cancel all tasks that they find. What must come out depends on what each session does at each of
-its attempts, which is drawn by its name.
+batch, and a fifth reads its groups from the queue. Workers write into what they are given, reuse
+their buffers, fail in every way, and cancel all tasks that they find. What must come out depends on
+what each session does at each of its attempts, which is drawn by its name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 import threading
 import time
@@ -24,7 +25,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from rlskip.dispatch import DataFailure, InfrastructureFailure, LocalPool, RolloutDispatcher
+from rlskip.dispatch import (
+    DataFailure,
+    InfrastructureFailure,
+    LocalPool,
+    RolloutDispatcher,
+    session_seed,
+)
 from rlskip.keys import split_session, split_trajectory
 from rlskip.queue import IncompleteRolloutError, ReplayBuffer
 from tests.dispatch.conftest import LoggedQueue
@@ -125,18 +132,22 @@ def make_worker(plan: Plan) -> type:
         def __init__(self) -> None:
             self.local = threading.local()
 
-        def generate(self, session: Any) -> Any:
+        def generate(self, prompt: Any, sampling: Any, session: Any) -> Any:
+            used = prompt["ids"].any() or prompt["turns"] or sampling["stop"]
+            assert not used, "each session has copies of its own"
+            prompt["ids"].add_(1)
+            prompt["turns"].append(sampling["stop"].append(session))
             if not hasattr(self.local, "buffer"):
-                self.local.buffer = torch.zeros(4, dtype=torch.int64)
+                self.local.buffer = torch.zeros(5, dtype=torch.int64)
             buffer = self.local.buffer
-            caller, batch, prompt = map(int, session.uid.split("-"))
-            buffer.copy_(torch.tensor([caller, batch, prompt, session.session_id]))
+            place = *map(int, session.uid.split("-")), session.session_id
+            buffer.copy_(torch.tensor([*place, session.seed]))
             what = plan.does(session.uid, session.session_id, session.attempt)
             return {**FAULTS, **FINE}[what](buffer)
 
     class Blocking(Worker):
         def __call__(self, prompt: Any, sampling: Any, session: Any) -> Any:
-            return self.generate(session)
+            return self.generate(prompt, sampling, session)
 
     class Async(Worker):
         async def __call__(self, prompt: Any, sampling: Any, session: Any) -> Any:
@@ -144,9 +155,22 @@ def make_worker(plan: Plan) -> type:
                 for task in asyncio.all_tasks() - {asyncio.current_task()}:
                     task.cancel()
             await asyncio.sleep(0)
-            return self.generate(session)
+            return self.generate(prompt, sampling, session)
 
     return Blocking if plan.blocking else Async
+
+
+KINDS = {
+    "a class": lambda made: made,
+    "a partial of a class": functools.partial,
+    "an object": lambda made: made(),
+    "a function": lambda made: made().__call__,
+    "a partial of a function": lambda made: functools.partial(made().__call__),
+}
+
+
+def prompts_of(uids: Any) -> list[dict[str, Any]]:
+    return [{"uid": uid, "ids": torch.zeros(2), "turns": []} for uid in uids]
 
 
 def check_ended(dispatcher: RolloutDispatcher, queue: LoggedQueue, n: int) -> None:
@@ -173,6 +197,8 @@ CALLS = {
         blocking=st.booleans(),
         cancels=st.booleans(),
     ),
+    "kind": st.sampled_from([*KINDS]),
+    "workers": st.integers(1, 3),
     "n": st.integers(1, 3),
     "policy": st.sampled_from(["chunk", "round_robin", "least_loaded", "longest_first"]),
     "cap": st.sampled_from([None, 1, 2]),
@@ -185,16 +211,18 @@ def test_each_caller_gets_its_own_rows(examples):
     settings(max_examples=examples)(tried)()
 
 
-def each_caller_gets_its_own_rows(plan, n, policy, cap):
+def each_caller_gets_its_own_rows(plan, kind, workers, n, policy, cap):
     dispatch = {
-        "rollout_level": True, "n": n, "val_n": n, "policy": policy,
+        "rollout_level": True, "n": n, "val_n": n, "policy": policy, "seed": 5,
+        "sampling": {"stop": []}, "val_sampling": {"stop": []},
         "max_concurrent_rollouts_per_worker": cap,
         "max_retries": RETRIES, "max_data_retries": DATA_RETRIES, "session_timeout_s": 60,
         "fill_missing": True,
     }  # fmt: skip
     config = {"dispatch": dispatch, "replay": {"timeout_s": 60}}
     queue = LoggedQueue()
-    dispatcher = RolloutDispatcher(LocalPool(make_worker(plan), 2), queue, config)
+    pool = LocalPool(KINDS[kind](make_worker(plan)), workers)
+    dispatcher = RolloutDispatcher(pool, queue, config)
     buffer = ReplayBuffer(queue, config)
 
     def collect(caller: int) -> None:
@@ -202,7 +230,7 @@ def each_caller_gets_its_own_rows(plan, n, policy, cap):
             uids = [f"{caller}-{number}-{i}" for i in range(2)]
             ends = {(u, s): plan.attempts(u, s) for u in uids for s in range(n)}
             try:
-                rows, _ = dispatcher.collect([{"uid": uid} for uid in uids], step=1)
+                rows, _ = dispatcher.collect(prompts_of(uids), step=1)
             except IncompleteRolloutError as error:
                 causes = {(p.uid, s): cause for p in error.prompts for s, cause in p.failed}
                 assert all(10 < len(cause) < 3000 for cause in causes.values())
@@ -216,7 +244,7 @@ def each_caller_gets_its_own_rows(plan, n, policy, cap):
                 continue
             assert plan.cancels or all(fine for _, fine in ends.values())
             expected = sorted(
-                [caller, number, prompt, session]
+                [caller, number, prompt, session, session_seed(5, 1, prompt, session)]
                 for prompt, uid in enumerate(uids)
                 for session in range(n)
                 for _ in range(rows_of(plan, uid, session, rows))
@@ -230,7 +258,7 @@ def each_caller_gets_its_own_rows(plan, n, policy, cap):
         return 3 if plan.does(uid, session, plan.attempts(uid, session)[0]) == "rows" else 1
 
     def cancel() -> None:
-        prompts = [{"uid": f"2-0-{i}"} for i in range(3)]
+        prompts = prompts_of(f"2-0-{i}" for i in range(3))
         batch = dispatcher.submit(prompts, step=1, validate=True)
         time.sleep(random.Random(plan.seed).random() / 200)
         batch.cancel()
@@ -241,7 +269,7 @@ def each_caller_gets_its_own_rows(plan, n, policy, cap):
     def ahead() -> None:
         """Calls take what no other one has taken; no uid is in flight twice."""
         uids = {f"3-0-{i}" for i in range(4)}
-        prompts: list[dict[str, str]] | None = [{"uid": uid} for uid in sorted(uids)]
+        prompts: list[dict[str, Any]] | None = prompts_of(sorted(uids))
         seen: list[str] = []
         while len(seen) < 4:
             try:
@@ -255,7 +283,7 @@ def each_caller_gets_its_own_rows(plan, n, policy, cap):
     def sink() -> None:
         """Its groups come out of the queue, each with its root first and one marker a session."""
         uids = {f"4-0-{i}" for i in range(3)}
-        report = dispatcher.submit([{"uid": uid} for uid in uids], step=1).result(60)
+        report = dispatcher.submit(prompts_of(uids), step=1).result(60)
         with contextlib.suppress(IncompleteRolloutError):
             batch, _ = buffer.sample(1, "train")
             assert {*batch.extra_info["rollout_root_keys"]} == uids
@@ -281,7 +309,7 @@ def test_a_hundred_thousand_faulty_sessions_all_end(blocking, caplog):
     plan = Plan(seed=1, faulty=0.2, blocking=blocking, cancels=not blocking)
     dispatch = {
         "rollout_level": True, "n": n, "max_retries": RETRIES, "max_data_retries": DATA_RETRIES,
-        "session_timeout_s": 60, "max_concurrent_rollouts_per_worker": 16,
+        "session_timeout_s": 60, "max_concurrent_rollouts_per_worker": 16, "sampling": {"stop": []},
     }  # fmt: skip
     queue = LoggedQueue()
     with RolloutDispatcher(
@@ -290,7 +318,7 @@ def test_a_hundred_thousand_faulty_sessions_all_end(blocking, caplog):
         buffer = ReplayBuffer(queue)
         for number in range(batches):
             uids = [f"4-{number}-{i}" for i in range(prompts)]
-            report = dispatcher.submit([{"uid": uid} for uid in uids], step=number).result(600)
+            report = dispatcher.submit(prompts_of(uids), step=number).result(600)
             assert report.succeeded + len(report.failed) == report.sessions == prompts * n
             assert 0 < len(report.failed) < report.sessions
             buffer.evict(uids, "train")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import threading
@@ -13,56 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import NonTensorStack
 
 from rlskip.dispatch import LocalPool, pools
 from tests.clock import eventually
-
-
-def test_workers_of_every_kind(make_dispatcher, make_prompts, queue):
-    def blocking(prompt, sampling, session):
-        return {"responses": torch.ones(3), "thread": threading.current_thread().name}
-
-    class Made:
-        def __init__(self, value):
-            self.value = value
-
-        def __call__(self, prompt, sampling, session):
-            return {"responses": torch.full((self.value,), 1)}
-
-    async def partial(value, prompt, sampling, session):
-        return {"responses": torch.ones(value)}
-
-    kinds = [blocking, functools.partial(Made, 3), Made(3), functools.partial(partial, 3)]
-    for step, worker in enumerate(kinds):
-        batch = make_prompts(2, of=f"{step}")
-        report = make_dispatcher(worker, 2).submit(batch, step=step).result()
-        assert report.succeeded == 8
-
-
-def test_sessions_of_a_prompt_share_nothing(make_dispatcher, make_prompts, queue):
-    async def worker(prompt, sampling, session):
-        prompt["input_ids"].add_(1)
-        prompt["messages"].append(session.session_id)
-        sampling["seed"] = session.seed
-        return {"responses": prompt["input_ids"], "said": len(prompt["messages"])}
-
-    prompts = make_prompts(2, messages=NonTensorStack(["hi"], ["ho"]))
-    dispatcher = make_dispatcher(worker, 1, sampling={"temperature": 1.0})
-    assert dispatcher.submit(prompts, step=1).result().failed == {}
-    rows = queue.get([f"u_0_{i}_0" for i in range(4)], "train")
-    assert list(rows["said"]) == [2] * 4
-    assert all(row.tolist() == list(range(1, 9)) for row in rows["responses"])
-    assert prompts["input_ids"][0].tolist() == list(range(8))
-
-
-@pytest.mark.parametrize("policy", ["chunk", "least_loaded", "longest_first"])
-def test_the_same_rollouts_from_any_number_of_workers(make_dispatcher, make_prompts, policy, echo):
-    def rollouts(workers):
-        dispatcher = make_dispatcher(echo, workers, queue=None, policy=policy)
-        return [*map(str, dispatcher.collect(make_prompts(5), step=7)[0]["responses"].unbind())]
-
-    assert rollouts(1) == rollouts(4)
 
 
 def test_a_blocking_worker_gets_no_more_sessions_than_it_has_threads(make_dispatcher, make_prompts):
