@@ -8,8 +8,6 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -184,21 +182,17 @@ def readme_examples() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", readme_examples())
-def test_every_example_of_the_readme_runs(example: str, tmp_path: Path) -> None:
-    python, script, *arguments = shlex.split(example)
-    assert (python, script) == ("python", "train.py")
-    # Overrides stand together, or argparse does not take them.
-    at = next((i for i, argument in enumerate(arguments) if "=" in argument), len(arguments))
-    for run in range(2 if "on_miss=error" in example else 1):
-        if run == 0 and "on_miss=error" in example:  # needs dumps to replay
-            arguments.remove("skip.on_miss=error")
-        elif run == 1:
-            arguments.append("skip.on_miss=error")
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "train.py"), *arguments[:at], *TINY, *arguments[at:]],
-            cwd=tmp_path, capture_output=True, text=True, timeout=600,
-            env={**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+def test_every_example_of_the_readme_runs(example: str, python: Any, tmp_path: Path) -> None:
+    _, script, *arguments = shlex.split(example)
+    assert script == "train.py"
+    env = {**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    runs = [[*arguments, *TINY]]
+    if "skip.on_miss=error" in arguments:  # needs dumps to replay
+        runs.insert(0, [one for one in runs[0] if one != "skip.on_miss=error"])
+    for run in runs:
+        # Overrides stand together, or argparse does not take them.
+        run.sort(key=lambda argument: "=" in argument)
+        done = python.run(ROOT / "train.py", *run, cwd=tmp_path, env=env)
         assert done.returncode == 0, done.stderr
 
 

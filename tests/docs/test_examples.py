@@ -263,7 +263,7 @@ def says(shown: str, line: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES)
-def test_the_tour_is_what_happens(page: str, tmp_path: Path) -> None:
+def test_the_tour_is_what_happens(page: str, python: Any, tmp_path: Path) -> None:
     shutil.copy(ROOT / "train.py", tmp_path)
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     for name, text in files(page).items():
@@ -279,10 +279,13 @@ def test_the_tour_is_what_happens(page: str, tmp_path: Path) -> None:
     commands = tour(page)
     assert len(commands) > 4
     for command, shown in commands:
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment,
-        )  # fmt: skip
+        if command.startswith("python ") and not set("|>;") & set(command):
+            done = python.run(*shlex.split(command)[1:], cwd=tmp_path, env=environment)
+        else:
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment,
+            )  # fmt: skip
         assert done.returncode == 0, f"$ {command}\n{done.stdout}\n{done.stderr}"
         lines = iter(done.stdout.splitlines())
         for expected in shown:
