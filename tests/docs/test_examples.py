@@ -33,6 +33,7 @@ def test_a_golden_run_fails_by_stage(
     tmp_path: Path, python: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its programs run in a Python that has imported torch, and its test in this one."""
+    small = ("data.train_batch_size=4", "actor_rollout_ref.rollout.n=4")
     page = (DOCS / "compare.md").read_text(encoding="utf-8")
     section = page.partition("## In CI: a golden run")[2]
     shell = re.search(r"((?:^    .*\n)+)", section, re.MULTILINE)
@@ -45,7 +46,7 @@ def test_a_golden_run_fails_by_stage(
     monkeypatch.chdir(tmp_path)
 
     def run(command: list[str], check: bool) -> None:
-        done = python.run(*command[1:])
+        done = python.run(*command[1:], *small)
         assert done.returncode == 0, done.stdout + done.stderr
 
     record, add = shell[1].replace("\\\n", "").splitlines()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import pytest
@@ -15,16 +15,18 @@ class Launcher:
 
     name: str
     options: tuple[str, ...]
-    python: str
+    python: Any
 
 
 @pytest.fixture
-def launcher(request: pytest.FixtureRequest, python_of: Callable[[str], str]) -> Launcher:
+def launcher(
+    request: pytest.FixtureRequest, python: Any, python_of: Callable[[str], str]
+) -> Launcher:
     """The launcher that the test's parameter names; without it the test is skipped."""
     name = request.param
     options = () if name == "basic" else (f"hydra/launcher={name}",)
     if name != "ray":
-        return Launcher(name, options, sys.executable)
+        return Launcher(name, options, python)
     ray = "+hydra.launcher.ray.init"
     options = (*options, f"{ray}.num_cpus=3", f"{ray}.include_dashboard=false")
     return Launcher(name, options, python_of("ray-launcher"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,9 +12,6 @@ from tests.launchers.conftest import table
 
 pytestmark = pytest.mark.launchers
 
-LAUNCHERS = pytest.mark.parametrize(
-    "launcher", ["basic", "joblib", "submitit_local", "ray"], indirect=True
-)
 STARTED = """open(os.environ["GENERATED"], "a").write("0\\n")"""
 BAD = ("skip.stepz: unknown key", "did you mean skip.steps?")
 
@@ -30,9 +28,17 @@ MODES = {
 }
 
 
-@LAUNCHERS
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("node", NODES)
+def _cases() -> Iterator[tuple[str, str, str]]:
+    """All pairs: a launcher starts the jobs of a multirun, wherever their config comes from."""
+    without, with_node = NODES
+    for mode, node in itertools.product(MODES, NODES):
+        yield "basic", mode, node
+    for launcher in ("joblib", "submitit_local", "ray"):
+        yield launcher, "multirun", without
+        yield launcher, "swept option", with_node
+
+
+@pytest.mark.parametrize(("launcher", "mode", "node"), [*_cases()], indirect=["launcher"])
 def test_a_job_skips_or_is_refused(
     make_app: Callable[..., Any], launcher: Any, mode: str, node: str
 ) -> None:
