@@ -86,9 +86,9 @@ FREES = """
     def worker(prompt, sampling, session):
         if prompt["uid"] == "v":  # it is under way when the process ends
             begun.set()
-            for _ in range(500):
+            for _ in range(100):
                 Row()
-        return [{"odd": Row()} for _ in range(1000)]
+        return [{"odd": Row()} for _ in range(200)]
 
     dispatcher = RolloutDispatcher(LocalPool(worker, 1), KeepsNoRows())
     assert dispatcher.submit([{"uid": "u"}], step=1).result().succeeded == 1

@@ -17,12 +17,14 @@ from rlskip.dispatch import LocalPool, pools
 from tests.clock import eventually
 
 
-def test_a_blocking_worker_gets_no_more_sessions_than_it_has_threads(make_dispatcher, make_prompts):
+def test_a_blocking_worker_gets_no_more_sessions_than_it_has_threads(
+    make_dispatcher, make_prompts, clock
+):
     def worker(prompt, sampling, session):
-        time.sleep(0.6)
+        clock.sleep(6)
         return {"responses": torch.ones(3)}
 
-    dispatcher = make_dispatcher(LocalPool(worker, 1, threads=1), session_timeout_s=1.7)
+    dispatcher = make_dispatcher(LocalPool(worker, 1, threads=1), session_timeout_s=17)
     report = dispatcher.submit(make_prompts(1), step=1).result()
     # Handed out at once, the third and the fourth would wait past their deadline.
     assert report.failed == {}
