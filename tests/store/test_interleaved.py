@@ -23,7 +23,7 @@ from rlskip.store import AbsentDumpError, StepStore
 from rlskip.store.layout import part_name
 from tests.faulty_files import FaultyFiles
 
-_STALL_S = 0.05
+_STALL_S = 0.01
 """A thread that waits for a lock does not take its turn; another one does."""
 
 
