@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -42,6 +43,9 @@ with contextlib.suppress(ImportError):  # some environments of hosts have no hyp
 HERE = Path(__file__).parent
 RUN = "grpo_tiny/GBS4_N2_in6_out8"
 
+# A killed process loses nothing that it wrote, and no test ends with a power cut.
+os.fsync = lambda fd: None
+
 # Container images forbid it: each process would compile rlskip and the tests again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -79,6 +83,7 @@ if __name__ == "__main__":
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with train.py's: they share a run, and at the end one process would do them alone."""
     items.sort(key=lambda item: item.path.name != "test_train.py")
+    gc.freeze()  # or each collection of garbage goes through torch, too
 
 
 @pytest.fixture(autouse=True)
@@ -407,12 +412,6 @@ def store(tmp_path: Path) -> Any:
     from rlskip.store import StepStore
 
     return StepStore(tmp_path / "run")
-
-
-@pytest.fixture
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For hundreds of saves, which need not wait for the disk."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture(scope="session")

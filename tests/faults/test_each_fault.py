@@ -36,7 +36,7 @@ def _cases() -> Iterator[object]:
         yield pytest.param(name, ERRNOS, lasting, id=f"{title}, every errno", marks=long)
 
 
-@pytest.mark.usefixtures("job", "no_fsync")
+@pytest.mark.usefixtures("job")
 @pytest.mark.parametrize(("name", "errnos", "lasting"), [*_cases()])
 def test_each_fault_leaves_what_is_promised(
     name: str, errnos: tuple[int, ...], lasting: bool,

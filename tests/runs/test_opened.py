@@ -316,11 +316,9 @@ STEPS = 100
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     directory = tmp_path_factory.mktemp("long") / "e_p" / "GBS4_N2_in1_out1"
     store = StepStore(directory)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda handle: None)
-        for step in range(1, STEPS + 1):
-            columns = {"uid": list("00112233"), "responses": np.arange(1600).reshape(8, 200) + step}
-            store.save(step, {**columns, "rewards": np.zeros(8)})
+    for step in range(1, STEPS + 1):
+        columns = {"uid": list("00112233"), "responses": np.arange(1600).reshape(8, 200) + step}
+        store.save(step, {**columns, "rewards": np.zeros(8)})
     found = rlskip.open(directory)
     assert isinstance(found, Run)
     return found
@@ -350,7 +348,7 @@ def traced() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
-@pytest.mark.usefixtures("no_fsync", "traced")
+@pytest.mark.usefixtures("traced")
 def test_memory_does_not_grow_with_the_steps(long_run: Run, name: str) -> None:
     def peak(some: Run) -> int:
         tracemalloc.reset_peak()

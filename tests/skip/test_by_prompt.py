@@ -26,8 +26,6 @@ from rlskip.store.layout import INDEX
 from tests.faulty_files import FaultyFiles
 from tests.skip.prompt_stages import KINDS, check_rows, counter, made, run, stage, values_of
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 
 @pytest.fixture(autouse=True)
 def _forget() -> None:

@@ -244,7 +244,6 @@ class Visits(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-@pytest.mark.usefixtures("no_fsync")
 @pytest.mark.parametrize(
     ("role", "plain", "ranks", "background", "examples", "steps"),
     [

@@ -20,8 +20,6 @@ from tests.faults.operations import STAGES, generate
 from tests.skip.prompt_stages import run
 from tests.skip.trainers import role_of, steps_on_disk, visit
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 
 @pytest.mark.parametrize("role", STAGES)
 @pytest.mark.parametrize(

@@ -281,7 +281,6 @@ def case(*meets: str, **skip: Any) -> Any:
     return example(meets=[*meets], skip={**usual, **skip})
 
 
-@pytest.mark.usefixtures("no_fsync")
 @settings(max_examples=30)
 @given(meets=st.lists(MEETS, min_size=RANKS, max_size=RANKS), skip=SKIP)
 @case("other prompts", "meta damaged", "other prompts")

@@ -372,7 +372,7 @@ class Served(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-@pytest.mark.usefixtures("no_fsync", "job")
+@pytest.mark.usefixtures("job")
 @pytest.mark.timeout(1500)  # on a busy machine
 @pytest.mark.parametrize(
     "examples",
@@ -388,7 +388,7 @@ KEYS = {"journal": False, "needs": False, "dispatchers": 1, "goes_on": False}
 
 
 @pytest.fixture
-def served(no_fsync: None, job: None) -> Iterator[Served]:
+def served(job: None) -> Iterator[Served]:
     served = Served()
     yield served
     served.teardown()

@@ -120,7 +120,6 @@ _MEMORY = """
     from rlskip.store import StepStore
     from rlskip.store.writer import Writer
 
-    os.fsync = lambda handle: None  # a gigabyte need not be on the disk
     def now():  # without mapped files: the kernel drops and rereads those as it likes
         _, resident, shared, *_ = map(int, open("/proc/self/statm").read().split())
         return (resident - shared) * resource.getpagesize()

@@ -31,9 +31,6 @@ from rlskip.store import (
 )
 from tests.faulty_files import flip
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
-
 _DAMAGES: dict[str, Callable[[Path], Any]] = {
     "first bit": lambda d: flip(d / "gen_batch.dp", 0),
     "a bit of the version": lambda d: flip(d / "gen_batch.dp", 9),

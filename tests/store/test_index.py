@@ -19,8 +19,6 @@ from rlskip.store.index import Index
 from rlskip.store.layout import INDEX, Place
 from tests.faulty_files import FaultyFiles
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 
 def save(store: StepStore, step: int, batch: str, value: int = 0) -> None:
     digests = {"digests": [f"{letter * 16}" for letter in batch]}

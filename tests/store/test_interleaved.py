@@ -7,7 +7,6 @@ decides which runs next, so that a failure can be repeated.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import threading
 from pathlib import Path
@@ -113,10 +112,8 @@ LONG = [pytest.mark.long, pytest.mark.timeout(900)]  # five minutes, and more on
 
 @pytest.mark.parametrize("examples", [40, pytest.param(3000, marks=LONG)])
 def test_whatever_runs_between_two_operations_each_dump_is_one_writers(
-    examples: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    examples: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
     @settings(max_examples=examples)
     @given(actors=_ACTORS, seed=st.integers(0, 1 << 20), ranks=st.integers(1, 2))
     def interleaved(actors: list[Actor], seed: int, ranks: int) -> None:

@@ -143,7 +143,7 @@ _INSTEAD: dict[str, Callable[[Path, Path], Any]] = {
     "level", ["1", "1/gen_batch.dp", "1/meta.json", "1.part-2", "1.part-2/meta.json"]
 )
 def test_nothing_is_followed_or_waited_for_at_any_level(
-    instead: str, level: str, ranks: int, tmp_path: Path, no_fsync: None
+    instead: str, level: str, ranks: int, tmp_path: Path
 ) -> None:
     outside, run = tmp_path / "outside", tmp_path / "run"
     outside.mkdir()

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from rlskip.jobs.alive import WORK
 from rlskip.store import StepStore, dump, step_store
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 
 @pytest.mark.parametrize("ticks", [(1, 2, 3), (1, 1, 1)])
 def test_a_step_is_as_old_as_the_last_call_added_to_it(

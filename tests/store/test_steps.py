@@ -15,8 +15,6 @@ from rlskip.format.dump_errors import VERSION
 from rlskip.store import AbsentDumpError, Identity, StepStore, UnsupportedTypeError, layout
 from tests.clock import eventually
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 
 def test_a_dump_says_what_it_is(store: Any) -> None:
     identity = Identity.of({"prompts": "ab", "n": 8, "sampling.temperature": 1.0})

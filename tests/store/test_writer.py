@@ -16,8 +16,6 @@ from rlskip.store import DumpMeta, StepStore, UnsupportedTypeError, WriterTimeou
 from rlskip.store.dump import NewDump
 from rlskip.store.writer import Writer
 
-pytestmark = pytest.mark.usefixtures("no_fsync")
-
 
 @pytest.fixture
 def gate(store: StepStore, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
