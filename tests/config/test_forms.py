@@ -126,7 +126,7 @@ def test_a_dataclass_that_the_caller_built_is_checked() -> None:
 
 def test_threads_that_read_configs_side_by_side_read_their_own() -> None:
     def read(n: int) -> set[int | None]:
-        return {read_node(DispatchConfig, {"dispatch": {"n": n}}).n for _ in range(100)}
+        return {read_node(DispatchConfig, {"dispatch": {"n": n}}).n for _ in range(40)}
 
     usual = sys.getswitchinterval()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import multiprocessing
 import re
@@ -19,6 +20,7 @@ import torch
 from rlskip import SkipManager
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import tally
+from rlskip.skip import call_role
 from rlskip.store.writer import Writer
 from tests.skip.prompt_stages import run
 from tests.skip.trainers import Stage, leases, role_of, steps_on_disk, visit
@@ -170,6 +172,7 @@ def generated_by(folder: Path, job: Callable[..., list[Any]], *given: Any) -> li
     start = context.Barrier(len(given))
 
     def run(index: int) -> None:
+        call_role.SingleFlight = functools.partial(SingleFlight, poll_s=0.01)  # type: ignore
         Path(folder, f"{index}").write_text(" ".join(job(folder, given[index], start)))
 
     jobs = [context.Process(target=run, args=(index,)) for index in range(len(given))]
