@@ -23,6 +23,9 @@ ROOT = Path(__file__).parents[2]
 
 APP = """
 import hydra
+import rlskip
+
+print(rlskip.__file__)
 
 @hydra.main(version_base=None, config_path=None)
 def main(cfg):
@@ -147,12 +150,9 @@ def test_hydra_discovers_it(
     app = tmp_path / "elsewhere"
     app.mkdir()
     (app / "app.py").write_text(APP)
-    assert "RlskipSearchPathPlugin" in run(python, "app.py", "--info", "plugins", cwd=app)
-    composed = run(
-        python, "app.py", "+skip=rollout_cache", "skip.steps=[1,2]", "--cfg", "job", cwd=app
-    )
+    cfg = ("+skip=rollout_cache", "skip.steps=[1,2]", "--cfg", "job")
+    where, composed = run(python, "app.py", *cfg, cwd=app).split("\n", 1)
     assert "steps:\n  - 1\n  - 2\n" in composed
-    where = run(python, "-c", "import rlskip; print(rlskip.__file__)", cwd=app).strip()
     home = ROOT if kind == "editable" else environment
     assert Path(where).is_relative_to(home)
 
