@@ -105,21 +105,6 @@ def test_a_mismatch_names_the_step_that_has_the_prompts(dumped_calls: Any) -> No
     assert "skip.rollout.match=run looks in the run's other steps, too" in str(caught.value)
 
 
-def test_what_has_served_the_run_is_not_replaced(dumped_calls: Any) -> None:
-    dumped_calls({1: "a", 2: "b"}, match="run", on_mismatch="regenerate")
-    assert (step(1, "b"), step(2, "c")) == (["b2"], ["c1"])
-    dumped_calls({}, match="run", on_miss="error")
-    assert (step(1, "b"), step(2, "c")) == (["b2"], ["c1"])
-
-
-def test_what_follows_another_stage_serves_again(init: Callable[..., Path]) -> None:
-    again = SkipManager.annotate(role="rollout", derived=True)(generate.__wrapped__)
-    init(match="run", wait_s=0)
-    for number in (1, 2):
-        visit(number)
-        assert again("a") == "a1"
-
-
 # -- side by side ---------------------------------------------------------------------------------
 
 
