@@ -211,18 +211,18 @@ def test_a_step_has_a_dump_that_is_not_quarantined(directory: Path) -> None:
     assert [name.partition(".bad-")[0] for name in kept] == ["2.part-1", "3"]
 
 
-def test_ten_thousand_steps_open_without_being_looked_at(directory: Path) -> None:
-    for step in (1, 5_000):
+def test_a_thousand_steps_open_without_being_looked_at(directory: Path) -> None:
+    for step in (1, 500):
         StepStore(directory).save(step, KINDS["mapping"])
-    for step in range(10_000):
+    for step in range(1_000):
         (directory / str(step)).mkdir(exist_ok=True)
     with FaultyFiles(directory.parents[1]) as files:
         runs = rlskip.open(directory.parents[1])
         opened = len(files.operations)
-        assert next(iter(runs[0][5_000:].iter_rows()))["step"] == 5_000
+        assert next(iter(runs[0][500:].iter_rows()))["step"] == 500
     assert opened < 30
     assert len(files.operations) < opened + 60
-    assert runs[0].steps() == [1, 5_000]
+    assert runs[0].steps() == [1, 500]
 
 
 def test_reading_writes_nothing_and_loads_no_torch(directory: Path) -> None:

@@ -372,7 +372,6 @@ class Served(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-@pytest.mark.usefixtures("job")
 @pytest.mark.timeout(1500)  # on a busy machine
 @pytest.mark.parametrize(
     "examples",
@@ -388,7 +387,7 @@ KEYS = {"journal": False, "needs": False, "dispatchers": 1, "goes_on": False}
 
 
 @pytest.fixture
-def served(job: None) -> Iterator[Served]:
+def served() -> Iterator[Served]:
     served = Served()
     yield served
     served.teardown()

@@ -169,7 +169,6 @@ def sample(trainer: Trainer, elsewhere: bool) -> dict[str, tuple[int, ...]]:
     return found
 
 
-@pytest.mark.usefixtures("job")
 @pytest.mark.parametrize("examples", [10, pytest.param(25, marks=pytest.mark.slow)])
 def test_each_prompt_gets_a_group_of_its_own(examples: int) -> None:
     tried = given(runs=st.lists(RUN, min_size=2, max_size=4))(each_prompt_gets_its_group)
