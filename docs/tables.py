@@ -34,7 +34,8 @@ CONFIGS = (
 )  # fmt: skip
 NAMES = {
     "compared": {**COMPARED, DISTILLATION: OF_TEACHERS},
-    "shaping": (*SHAPING_NAMES, *SHAPING_PATTERNS),
+    "shaping": SHAPING_NAMES,
+    "patterns": SHAPING_PATTERNS,
     "words": sorted(NEUTRAL_WORDS),
     "others": sorted(OTHER_NODES),
     "ignored": IGNORED,

@@ -240,6 +240,8 @@ class Arguments:
             self._enter(place, part, owner, levels - 1, quiet)
         elif not quiet and (part is not None or name in self.code.named) and not is_time(part):
             self.left[place] = in_words(part)
+            if name in self.code.named:  # its change is said, too
+                self._note(place, part)
 
 
 def _joined(above: str, name: str) -> str:

@@ -167,8 +167,8 @@ def inside(value: Any, kind: Kind, most: int | None = None) -> dict[Any, Any] | 
         return dict(itertools.islice(zip(names, base.__iter__(value), strict=False), most))
     if kind == "fields":
         return _declared_fields(value)
-    if issubclass(type_of(value), threading.local):  # of a subclass, what it starts with may run
-        return attributes_of(value) or None if type_of(value) is threading.local else None
+    if issubclass(type_of(value), threading.local):  # each thread has another
+        return None
     return attributes_of(value)
 
 

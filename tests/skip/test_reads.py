@@ -194,6 +194,18 @@ def test_what_was_counted_or_named_otherwise_is_no_change(run: Any) -> None:
         assert " now, " not in said
 
 
+def test_a_change_of_what_is_read_of_self_is_said(run: Any) -> None:
+    stage = (
+        "class Trainer:\n    unread = {0}\n    def __init__(self): self.tone = {0}\n"
+        "    def stage(self, prompts): return self.tone\nstage = Trainer().stage"
+    )
+    run(stage.format(1))
+    assert " now, " not in run(stage.format(1))
+    said = run(stage.format(2))
+    assert "reads.self.tone: 2 now, 1 in the dump" in said
+    assert "unread" not in said
+
+
 def test_a_module_that_is_imported_earlier_or_later_is_no_mismatch(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
