@@ -74,7 +74,7 @@ def _read(path: Path) -> dict[int, list[Row]]:
             given = json.loads(line) if isinstance(line, str) else line
             if not isinstance(given, dict):
                 raise DumpError(f"it is a {type(given).__name__}, not a mapping")
-            for row in _rows_of(given, path, number, told):
+            for row in _rows_of(given, number, told):
                 named = row.pop("step", None)
                 step = _step_of(named) if of_file is None else of_file
                 asked = json.dumps(row.get("input", row.get("raw_prompt")), sort_keys=True)
@@ -97,9 +97,9 @@ def numbered(path: Path) -> Iterator[tuple[int, Any]]:
         yield from ((n, line) for n, line in enumerate(file, 1) if line.strip())
 
 
-def _rows_of(line: Row, path: Path, number: int, told: set[str]) -> Iterable[Row]:
+def _rows_of(line: Row, number: int, told: set[str]) -> Iterable[Row]:
     """The rows of a line of the program that wrote it, which its fields tell."""
-    if path.name == "traces.jsonl" or "traces" in line:
+    if "traces" in line:
         return _of_episode(line, number)
     if {"input", "output"} <= line.keys():
         return [line]

@@ -141,7 +141,7 @@ def test_ls_reads_what_it_lists_and_some_of_a_long_run(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["ls", "/nowhere"], "no such directory"),
+        (["ls", "/nowhere"], "no such file or directory"),
         (["show", "9", "-d", "{run}"], "this step has no dump; its steps are 1-3"),
         (["show", "1", "-d", "{dumps}"], "2 runs have dumps here; name one: /"),
         (["compare", "{dumps}", "{dumps}"], "2 runs have dumps here; name one: /"),

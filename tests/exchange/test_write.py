@@ -157,7 +157,7 @@ def test_names_and_sizes_name_the_run(tmp_path: Path, replay: Any) -> None:
     [
         ({"experiment_name": "a"}, "give both"),
         ({"experiment_name": "a", "project_name": "b", "like": "x"}, "give one of them"),
-        ({"like": "nowhere"}, "no such directory"),
+        ({"like": "nowhere"}, "no such file or directory"),
         ({"for_command": "echo"}, "not a Hydra application"),
         ({"for_command": ""}, "the command is empty"),
         ({"experiment_name": "a", "project_name": "b", "n": 0}, "a size is 0"),

@@ -97,6 +97,7 @@ def test_a_trace_of_several_branches_is_several_rows(tmp_path: Path) -> None:
     ("name", "lines", "why"),
     [
         ("7.jsonl", [{"question": "a"}], "its fields are those of no known program: question"),
+        ("traces.jsonl", [{"prompt": "a"}], "its fields are those of no known program: prompt"),
         ("7.jsonl", [{"input": "", "output": ""}, "{"], "line 2 cannot be read: JSONDecodeError"),
         ("7.jsonl", ["[]"], "line 1: it is a list, not a mapping"),
         ("traces.jsonl", [{"traces": [{"nodes": [{}]}]}], "line 1 cannot be read: KeyError"),
