@@ -180,7 +180,7 @@ def application_facts(config: Any) -> HostFacts:
     config, given = readable(config), config
     known = attrs.fields_dict(HostFacts)
     facts = {fact: look_up(config, *keys) for fact, keys in _KEYS.items() if fact in known}
-    if look_up(config, "trainer") is not None:
+    if facts["experiment"] is not None:
         facts["experiment_key"] = "trainer.experiment_name"
     total = look_up(config, TOTAL_STEPS)
     # Names are relative to the rollout node, where most are.

@@ -221,7 +221,11 @@ def test_a_mismatch_of_prompts_says_how_they_differ(
 
 @pytest.mark.parametrize(
     ("host", "key"),
-    [({}, "skip.experiment_name"), ({"trainer": {"x": 1}}, "trainer.experiment_name")],
+    [
+        ({}, "skip.experiment_name"),
+        ({"trainer": {"x": 1}}, "skip.experiment_name"),
+        ({"trainer": {"experiment_name": "x"}}, "trainer.experiment_name"),
+    ],
 )
 def test_the_advice_names_keys_that_this_host_has(
     init: Callable[..., Path], host: Any, key: str
