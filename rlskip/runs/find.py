@@ -52,7 +52,7 @@ def find_runs(where: Path, decode: Decode | None = None) -> list[Run]:
     A run is a directory with dumps. Names with numbers are in natural order.
     """
     if not where.is_dir():
-        what, remedy = "no such file or directory", "name the skip.dump_dir of the job, or a run in it"
+        what, remedy = "no such file or directory", "name a skip.dump_dir, or a run in it"
         if where.exists():
             what = "it is not a file of rollouts"
             remedy = "give .jsonl or .parquet files of a known program, unpacked; or a directory"
