@@ -152,8 +152,8 @@ class Comparison:
     def _verdict_of_equals(self) -> str:
         steps = compact([step.step for step in self.steps])
         compared = {stage.stage for stage in self.stages if stage.state != UNPAIRED}
-        n = counted(len(compared - {ROLLOUTS, MASK}), "stage")
-        said = f"equal to the bit: {n} of steps {steps}"
+        n = len(compared - {ROLLOUTS, MASK})
+        said = f"equal to the bit: {counted(n, 'stage') if n else 'the rollouts'} of steps {steps}"
         first = next((stage for stage in self.stages if stage.state == ROUNDING), None)
         if first is not None:
             by = f"by {number(first.largest)}" if first.largest else "in the sign of a zero"

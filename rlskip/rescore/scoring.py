@@ -18,7 +18,7 @@ from rlskip.errors import RlskipError
 from rlskip.format.dump_errors import DumpError
 from rlskip.rescore.judge import ONE, VERL_MANY, Judge, RewardError
 from rlskip.rescore.kept import ABSENT
-from rlskip.runs.conversation import recorded
+from rlskip.runs.conversation import recorded, to_text
 from rlskip.runs.json_lines import numbered
 from rlskip.runs.opened import Scope
 from rlskip.runs.rollouts import PLACE, ROW, TEXTS, Rollouts, SessionRows
@@ -146,7 +146,7 @@ class _Given:
         if tokens is not None and takes_ids:
             return None
         what = "its answer is not text, and there is no tokenizer"
-        raise RlskipError(what, self.session.where, "name one: --tokenizer DIRECTORY")
+        raise RlskipError(what, self.session.where, to_text(self.last))
 
     @property
     def truth(self) -> Any:
@@ -173,6 +173,8 @@ class _Given:
     @property
     def completion(self) -> Any:
         said = recorded(self.last, "assistant")
+        if said is None and self.tokens is None:
+            raise RlskipError("it has no answer", self.session.where, to_text(self.last))
         if said is not None and len(self.turns) == 1:
             return said
         messages = self.session.messages if said is not None else None

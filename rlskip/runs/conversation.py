@@ -115,6 +115,13 @@ def recorded(turn: Mapping[str, Any], role: str) -> str | list[dict[str, Any]] |
     return next((one for one in found if _chat(one, role)), None)
 
 
+def to_text(turn: Mapping[str, Any]) -> str:
+    """What to type where a turn has no text."""
+    if turn.get("response") is not None:
+        return "give the tokenizer: --tokenizer DIRECTORY"
+    return "say which field the answer is: SkipManager.annotate(rows={'response': FIELD})"
+
+
 def _chat(value: Any, role: str) -> list[dict[str, Any]] | None:
     """A value as chat messages, text as one of `role`; None if it is anything else."""
     if isinstance(value, str):

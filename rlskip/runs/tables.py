@@ -14,6 +14,7 @@ from rlskip.batch.tables import Ragged
 from rlskip.errors import RlskipError
 from rlskip.format.fingerprint import is_number
 from rlskip.runs.columns import Column, plain, values
+from rlskip.runs.conversation import to_text
 from rlskip.runs.rollouts import ROW, TEXTS, TOKENS, Rollouts, SessionRows
 
 if TYPE_CHECKING:
@@ -127,6 +128,6 @@ def chats(sessions: Iterable[SessionRows]) -> Iterator[str]:
         messages = session.messages
         if messages is None:
             what = "it records no chat messages, and token ids are not text"
-            raise RlskipError(what, session.where, "give the tokenizer: --tokenizer DIRECTORY")
+            raise RlskipError(what, session.where, to_text(session.turns[-1]))
         about = {"group": session.group, "session": session.number, "reward": session.reward}
         yield line({"messages": messages, **session.place, **about})

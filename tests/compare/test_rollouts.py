@@ -69,6 +69,8 @@ def test_rows_are_found_by_their_tokens_and_each_part_is_judged(compared: Any) -
     assert first(compared(rows(), rows(completion_ids=[5, 9, 7]))) == ("rollouts", 6, 9, 3)
     assert compared(rows(), rows(reward=1.0 + 1e-8)).stages[-1].state == "within rounding"
     assert first(compared(rows(reward=NAN), rows(reward=float("inf"))))[0] == "rewards"
+    said = compared([{"said": "a"}], [{"said": "a"}]).verdict()
+    assert said == "equal to the bit: the rollouts of steps 1"
     twins = [row(1, completion_mask=mask) for mask in ([1, 1, 1], [1, 0, 1])]
     assert first(compared(twins, twins[:1] * 2)) == ("mask", False, True, 3)
     assert first(compared([row(1)] * 3, [row(1)] * 2)) == ("rollouts", None, None, None)

@@ -15,7 +15,11 @@ def other(text):
     return 0.0
 
 
-def rescore(folder, columns):
+def of_trl(completions):
+    return [0.0] * len(completions)
+
+
+def rescore(folder, columns, judge=judge):
     run = Run(folder / "e_p" / "GBS1_N1_in1_out1")
     StepStore(run.directory).save(3, columns)
     score_again(Judge(judge, folder / "verdicts", version="1"), [run])
@@ -34,5 +38,9 @@ CASES = [
     (
         "a run without text",
         lambda folder: rescore(folder, {"responses": [[1]], "gts": ["x"], "uid": ["a"]}),
+    ),
+    (
+        "a run of fields with other names",
+        lambda folder: rescore(folder, {"said": ["x"], "uid": ["a"]}, of_trl),
     ),
 ]
