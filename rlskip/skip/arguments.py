@@ -67,11 +67,12 @@ class Arguments:
         self.changing: list[str] = []
         # What is neither compared nor known to be neutral: what each is.
         self.left: dict[str, str] = {}
-        # Numbers and texts that it reads of modules, by names that tell nothing.
+        # Numbers and texts that it reads of modules and objects, by names that tell nothing.
         self.reads: dict[str, Any] = {}
         # What shapes rollouts of an outermost object, by its id and the place; what is in lists and
         # mappings of the call's own, without an object, is among the values.
         self._owned: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self._noted: dict[int, tuple[Any, dict[str, Any]]] = {}  # of `reads`, those of objects
         self._seen, self._count = {id(prompts): prompts}, 0
 
     def at_argument(self, name: str, value: Any, default: Any) -> None:
@@ -141,7 +142,7 @@ class Arguments:
                 with contextlib.suppress(Exception):  # as in `at`
                     self._sort(place, name, part, func, _DEPTH, quiet)
 
-    def _note(self, place: str, part: Any) -> None:
+    def _note(self, place: str, part: Any, noted: dict[str, Any]) -> None:
         """Note a number, a text, or a short list of these; but not a time of the clock."""
         from rlskip.format.fingerprint import canonical  # needs numpy
 
@@ -151,7 +152,7 @@ class Arguments:
             data = plain_or_not(part)[0]
             if not isinstance(data, float | int | None):  # it may be a secret
                 data = f"<{xxh3_64_hexdigest(canonical(data).encode())}>"
-            self.reads[place] = data
+            noted[place] = data
 
     def settle(self, first: FirstValues) -> Arguments:
         """Compare what shapes rollouts: of objects that were met before, the first values."""
@@ -165,6 +166,8 @@ class Arguments:
             self.usual |= {place for place in self.attributes if is_below(place, names.modules)}
         for name, now in self.reads.items():
             self.reads[name] = first.reads.setdefault(name, now)
+        for owner, now in self._noted.values():
+            self.reads |= first.of(owner, now, noted=True)
         return self
 
     def _enter(
@@ -222,7 +225,7 @@ class Arguments:
             part = unwrapped(part)
             kind = kind_of(type_of(part))
         if quiet == "noted" and not shapes and (name in self.code.named or above == "os.environ"):
-            self._note(place, part)
+            self._note(place, part, self.reads)
         if shapes and kind in ("holder", "function", "class", "neutral"):
             return  # stop(), say
         if part is UNREAD or (shapes and not OTHER_NODES.isdisjoint(place.split("."))):
@@ -241,7 +244,8 @@ class Arguments:
         elif not quiet and (part is not None or name in self.code.named) and not is_time(part):
             self.left[place] = in_words(part)
             if name in self.code.named:  # its change is said, too
-                self._note(place, part)
+                of = self if owner is None else owner
+                self._note(place, part, self._noted.setdefault(id(of), (of, {}))[1])
 
 
 def _joined(above: str, name: str) -> str:
@@ -305,7 +309,7 @@ class FirstValues:
     _codes: weakref.WeakKeyDictionary[Stage, dict[Any, Code]] = attrs.field(
         init=False, factory=weakref.WeakKeyDictionary
     )
-    _known: dict[int, tuple[Any, dict[str, Any]]] = attrs.field(init=False, factory=dict)
+    _known: dict[Any, tuple[Any, dict[str, Any]]] = attrs.field(init=False, factory=dict)
 
     def code_of(self, call: Call) -> Code:
         """What it runs: of a method, that of the class of its object, which may override it."""
@@ -319,20 +323,24 @@ class FirstValues:
             call.stage.refuse_unknown_names(call.stage.ignore or (), codes[kind].reads)
         return codes[kind]
 
-    def of(self, owner: Any, now: dict[str, Any]) -> dict[str, Any]:
-        """The first values of an object's attributes that have these values now."""
+    def of(self, owner: Any, now: dict[str, Any], *, noted: bool = False) -> dict[str, Any]:
+        """The first values of an object's attributes that have these values now.
+
+        Those that are only `noted` may change.
+        """
         from rlskip.format.fingerprint import canonical  # needs numpy
 
-        known, key = self._known, id(owner)
+        known, key = self._known, (id(owner), noted)
         if key not in known:
             try:
                 known[key] = weakref.ref(owner, lambda _: known.pop(key, None)), now
             except TypeError:  # it cannot be told from the next object at its address
-                return now
+                return {} if noted else now
         first = known[key][1]
-        self.changing |= {
-            name
-            for name, before in first.items()
-            if name not in now or canonical(before) != canonical(now[name])
-        }
+        if not noted:
+            self.changing |= {
+                name
+                for name, before in first.items()
+                if name not in now or canonical(before) != canonical(now[name])
+            }
         return first

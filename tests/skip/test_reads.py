@@ -206,6 +206,30 @@ def test_a_change_of_what_is_read_of_self_is_said(run: Any) -> None:
     assert "unread" not in said
 
 
+def test_what_is_read_of_self_is_that_of_each_object(
+    init: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Player:
+        def __init__(self, name: str) -> None:
+            self.name, self.calls = name, 0
+
+        @SkipManager.annotate("rollout", stage="stage")
+        def draw(self, prompts: list[int]) -> str:
+            self.calls += 1
+            return self.name
+
+    for order, said in (("ab", ()), ("ab", ()), ("ba", "ba")):
+        init(wait_s=0)
+        caplog.clear()
+        players = {name: Player(name) for name in order}
+        for step in (1, 2):
+            visit(step)
+            for player in players.values():
+                player.draw([1])
+        changed = [r.getMessage() for r in caplog.records if " now, " in r.getMessage()]
+        assert [line.partition("reads.")[2][:9] for line in changed] == ["self.name"] * len(said)
+
+
 def test_a_module_that_is_imported_earlier_or_later_is_no_mismatch(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
