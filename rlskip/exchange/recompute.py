@@ -178,6 +178,9 @@ def _compared(
 
 def _reward(bundle: Bundle, values: RowValues, spec: str) -> Recomputed:
     judge = Judge(_function(spec, {}, REWARD), None, None)
+    if bundle.manifest["redacted"] and judge.needs != {"completion_ids"}:
+        remedy = "bundle the step without --redact, or take completion_ids"
+        raise ConfigError(f"{spec}: the bundle has hashes for texts", f"--{REWARD}", remedy)
     new, old, names = list[float](), [], []
     sessions, earned = bundle.rollouts.sessions, _rewards(bundle, values)
     for cut in [sessions] if judge.takes_many else [[one] for one in sessions]:

@@ -170,6 +170,10 @@ def test_neither_groups_nor_records_have_texts_or_paths(
         assert ("/home" in found, "my dir" in found, str(tmp_path) in found) == (False,) * 3
         assert ("what" in found) is not redact
     assert len(open_bundle(tmp_path / "all").rollouts.groups) == 4
+    said = rlskip(
+        "bundle", "--replay", tmp_path / "all", "--reward", "tests.messages.rescore:of_trl"
+    ).err
+    assert ("hashes for texts" in said) is redact, said
 
 
 def test_a_group_is_taken_alone(rlskip: Any, run: Path, tmp_path: Path) -> None:
