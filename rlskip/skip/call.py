@@ -143,6 +143,9 @@ class Call:
     again: str = attrs.field(init=False, default="")
     #: What the record of a hit adds: source, bytes, seconds_saved.
     facts: dict[str, Any] = attrs.field(init=False, factory=dict)
+    #: Of an ``async`` stage: whether it was looked for what serves it, and so was the call before.
+    chosen: threading.Event | None = attrs.field(init=False, default=None)
+    before: threading.Event | None = attrs.field(init=False, default=None)
     over: bool = attrs.field(init=False, default=False)
     failed: bool = attrs.field(init=False, default=False)
     ending: contextlib.ExitStack = attrs.field(init=False, factory=contextlib.ExitStack)

@@ -74,8 +74,12 @@ class CallRole(Role):
     # -- a call: name it, look for its dump; load it, or run the stage and keep what it returns ----
 
     def find(self, call: Call) -> bool:
+        if call.before is not None:
+            call.before.wait()
         call.visit = call.visit or self._visit(call.step)
         self._choose(call)
+        if call.chosen is not None:  # the next one need not wait for another job, as this one may
+            call.chosen.set()
         if call.found is None:
             self.dumps.notices.log_hidden()
         if call.found is None and self.local_config.on_miss == "generate":

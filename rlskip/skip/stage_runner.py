@@ -7,11 +7,13 @@ import functools
 import inspect
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from rlskip.batch.meta import is_validation
 from rlskip.batch.row_fields import RowsError
@@ -30,6 +32,10 @@ _REMEDY = (
     "user, or name another skip.dump_dir"
 )
 _MOST_ENDING_S = 60.0
+# Of each event loop, which a forked child has none of, the last call of each role.
+_latest: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, threading.Event]] = (
+    WeakKeyDictionary()
+)
 
 
 def decorated(manager: Any, stage: Stage) -> Callable[..., Any]:
@@ -81,8 +87,14 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
         if call is None:
             return await func(*args, **kwargs)
         with call:
-            look = functools.partial(copy_context().run, replay, skip, call)
-            replayed = await asyncio.get_running_loop().run_in_executor(_lookers(os.getpid()), look)
+            loop, look = asyncio.get_running_loop(), copy_context()
+            # Threads may overtake one another, and equal calls are told apart by their order.
+            latest, call.chosen = _latest.setdefault(loop, {}), threading.Event()
+            call.before, latest[role] = latest.get(role), call.chosen
+            call.at_end(call.chosen.set)
+            find = functools.partial(look.run, replay, skip, call)
+            replayed = await loop.run_in_executor(_lookers(os.getpid()), find)
+            call.chosen.set()
             if replayed:
                 return replayed[0]
             with _running(skip, call):

@@ -433,3 +433,20 @@ def test_calls_side_by_side_never_take_one_dump(
     monkeypatch.setattr(StepStore, "read_meta", together)
     got = asyncio.run(both(5, 6))
     assert got.count(dumped) == 1
+
+
+@pytest.mark.parametrize("match", ["step", "run", "prompt"])
+def test_equal_calls_side_by_side_keep_their_order(init: Callable[..., Path], match: str) -> None:
+    draws = itertools.count()
+
+    @SkipManager.annotate(role="rollout")
+    async def generate(prompts: list[str]) -> list[int]:
+        return [next(draws)]
+
+    async def group() -> list[list[int]]:
+        return await asyncio.gather(*(generate(["p" * 10_000]) for _ in range(24)))
+
+    init(match=match, at=1)
+    made = asyncio.run(group())
+    init(match=match, at=1 if match == "step" else 2)
+    assert asyncio.run(group()) == made
