@@ -76,7 +76,14 @@ class CallRole(Role):
     def find(self, call: Call) -> bool:
         if call.before is not None:
             call.before.wait()
-        call.visit = call.visit or self._visit(call.step)
+        # What earlier steps generated can be replayed from now on; what this visit writes serves
+        # none of it. A dump is complete or absent: to look without it is safe.
+        try:
+            if call.visit.is_new and self.writer is not None:
+                self.writer.wait()
+        except WriterTimeoutError as error:
+            log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
+        call.visit.is_new = False
         self._choose(call)
         if call.chosen is not None:  # the next one need not wait for another job, as this one may
             call.chosen.set()
@@ -145,19 +152,12 @@ class CallRole(Role):
             release()
             raise
 
-    def _visit(self, step: int) -> Visit:
+    def visit(self, step: int) -> Visit:
         """The calls of `step` so far; where each call has its own step, none."""
         if self.support_online_step:
             return Visit(self.dumps, step)
         with self._lock:
             if self._visiting is None or self._visiting.step != step:
-                # What earlier steps generated can be replayed from now on; what this visit writes
-                # serves none of it. A dump is complete or absent: to look without it is safe.
-                try:
-                    if self.writer is not None:
-                        self.writer.wait()
-                except WriterTimeoutError as error:
-                    log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
                 self._visiting = Visit(self.dumps, step)
                 run = self.dumps.run
                 run.first = step if run.first is None else run.first
@@ -204,7 +204,6 @@ class CallRole(Role):
     def _name(self, call: Call) -> None:
         """Give the call its identity, and by that its name and its place in the step."""
         if not call.name:
-            call.visit = call.visit or self._visit(call.step)  # a subclass may not have looked
             call.identity = call.identity or self.dumps.identities.of_call(call)
             call.visit.begin(call)
 

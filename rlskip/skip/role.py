@@ -81,6 +81,9 @@ class Role:
     def begin_visit(self) -> None:
         """Called when the training loop's step number changes: a step may have several calls."""
 
+    def visit(self, step: int) -> Any:
+        """What a call of `step` has in common with those since :meth:`begin_visit`, if anything."""
+
     def flush(self) -> None:
         """Finish what :meth:`keep` began; called when the job ends."""
 

@@ -145,8 +145,10 @@ def _eligible_call(
         raise StepNotSetError(f"skip.{stage.role} is enabled, but no step is set", where, remedy)
     call.step = step
     # Of the loop's step `set_step` has looked it up.
-    is_listed = not skip.support_online_step or step in skip.local_config.steps
-    return call if is_listed else None
+    if skip.support_online_step and step not in skip.local_config.steps:
+        return None
+    call.visit = skip.visit(step)  # now: the loop may go on before a thread looks for its dump
+    return call
 
 
 def replay(role: Role, call: Call) -> tuple[Any] | None:

@@ -21,7 +21,7 @@ from rlskip.skip.agreement import Mismatch
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
 from rlskip.skip.prompt_rows import PromptRows
-from rlskip.store import DumpMeta
+from rlskip.store import DumpMeta, StepStore
 from rlskip.store.index import PROMPTS
 from rlskip.store.layout import Place
 
@@ -36,15 +36,19 @@ class Visit:
     """
 
     def __init__(self, dumps: Dumps, step: int, *, by_hand: bool = False) -> None:
-        self._dumps, self._store, self._config = dumps, dumps.store, dumps.local_config
+        self._dumps, self._config = dumps, dumps.local_config
         # Under ``match=step`` a visit is enough: another one is the same step again.
         self._has_ledger = dumps.local_config.match != "step" and not by_hand
-        self.step, self.lock = step, threading.RLock()
+        self.step, self.lock, self.is_new = step, threading.RLock(), True
         # Heaps of the numbers that were given back, and the next: of each digest, and the places.
         self._free: dict[str, list[int]] = {}
         # The dumps that serve a call of the visit, with their checksums; empty: a call writes it.
         self.taken: dict[Place, str] = {}
         self._in_order, self._has_lost = list[str](), False
+
+    @functools.cached_property
+    def _store(self) -> StepStore:
+        return self._dumps.store  # of several ranks it waits for the others
 
     @functools.cached_property
     def listed(self) -> dict[str, dict[str, None]]:

@@ -93,7 +93,7 @@ class Ranks(Decorated):
                 return self.value
 
             made = Stage(stage, self.role, stage="generate", ignore=(), derived=self.derived)
-            call = Call(made, (prompts, greedy), {}, step)
+            call = Call(made, (prompts, greedy), {}, step, visit=role.visit(step))
             try:
                 with call:
                     if replayed := replay(role, call):

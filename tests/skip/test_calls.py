@@ -436,17 +436,25 @@ def test_calls_side_by_side_never_take_one_dump(
 
 
 @pytest.mark.parametrize("match", ["step", "run", "prompt"])
-def test_equal_calls_side_by_side_keep_their_order(init: Callable[..., Path], match: str) -> None:
+def test_equal_calls_side_by_side_keep_their_order_and_step(
+    init: Callable[..., Path], match: str
+) -> None:
     draws = itertools.count()
 
     @SkipManager.annotate(role="rollout")
-    async def generate(prompts: list[str]) -> list[int]:
-        return [next(draws)]
+    async def generate(prompts: list[str]) -> tuple[int]:
+        return (next(draws),)
 
-    async def group() -> list[list[int]]:
-        return await asyncio.gather(*(generate(["p" * 10_000]) for _ in range(24)))
+    async def ahead() -> list[tuple[int]]:
+        tasks = []
+        for step in range(1, 5):
+            SkipManager.set_step(step)
+            tasks += [asyncio.ensure_future(generate(["p" * 10_000])) for _ in range(8)]
+            await asyncio.sleep(0)  # it goes on before each has looked for its dump
+        return await asyncio.gather(*tasks)
 
-    init(match=match, at=1)
-    made = asyncio.run(group())
-    init(match=match, at=1 if match == "step" else 2)
-    assert asyncio.run(group()) == made
+    init(match=match)
+    made = asyncio.run(ahead())
+    assert len({*made}) == len(made)
+    init(match=match)
+    assert asyncio.run(ahead()) == made

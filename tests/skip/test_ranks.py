@@ -222,7 +222,8 @@ class Job:
         if meets == "raises in load":
             role.dumps.store.load = fail  # type: ignore[method-assign]
         role.begin_visit()
-        call = Call(Stage(stage, "rollout", identity=identity), (prompts,), {}, 1)
+        made = Stage(stage, "rollout", identity=identity)
+        call = Call(made, (prompts,), {}, 1, visit=role.visit(1))
         with call:
             try:
                 replayed = replay(role, call)
