@@ -84,9 +84,11 @@ class CallRole(Role):
         except WriterTimeoutError as error:
             log.warning("rlskip: the look at the dumps does not wait longer: %s", error)
         call.visit.is_new = False
-        self._choose(call)
-        if call.chosen is not None:  # the next one need not wait for another job, as this one may
-            call.chosen.set()
+        try:
+            self._choose(call)
+        finally:  # the next one need not wait for another job, as this one may
+            if call.chosen is not None:
+                call.chosen.set()
         if call.found is None:
             self.dumps.notices.log_hidden()
         if call.found is None and self.local_config.on_miss == "generate":
