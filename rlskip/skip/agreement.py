@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from rlskip.config.check import Problem
-from rlskip.config.skip import SkipAction, as_given
+from rlskip.config.skip import as_given
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.jobs.ranks import RankGroup, RankTimeoutError, shard
 from rlskip.jobs.records import has_token, job_id, leave_token
@@ -120,7 +120,7 @@ def only_on_one_rank(dumps: Dumps, own_steps: bool = False) -> Problem | None:
     if dumps.by_prompt:
         what = "a prompt may be one rank's now and another's in its dump"
         return Problem(f"{key}.match", what, f"set {key}.match=step")
-    if dumps.local_config.action == SkipAction.REPEAT:
+    if dumps.repeats:
         what = "each of them may find another nearest step"
         return Problem(f"{key}.action", what, f"set {key}.action=cache, or use one rank")
     if own_steps:

@@ -19,7 +19,7 @@ from rlskip.batch.row_fields import RowFields, RowsError
 from rlskip.batch.rows import RecordError, RowColumns
 from rlskip.config.check import look_up
 from rlskip.config.facts import HostFacts, Origin
-from rlskip.config.skip import TRAINING_ROLES, as_given, to_generate
+from rlskip.config.skip import TRAINING_ROLES, SkipAction, as_given, to_generate
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.format.fingerprint import canonical
 from rlskip.jobs.records import job_id
@@ -57,6 +57,7 @@ class Dumps:
         c = local_config
         self.role, self.local_config, self.facts = role, c, facts
         self.by_prompt: bool = c.match == "prompt"
+        self.repeats: bool = c.action == SkipAction.REPEAT
         # A host without such a number still gets its own directory.
         shape = (x if x is not None else "any" for x in (c.gbs, c.n, c.prompt_len, c.response_len))
         origin = facts.origin or Origin.of(facts.config)

@@ -13,7 +13,7 @@ import attrs
 from rlskip._files import cannot_write
 from rlskip.config.check import Problem
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import VALIDATION_ROLE, SkipAction, as_given, to_generate
+from rlskip.config.skip import VALIDATION_ROLE, as_given, to_generate
 from rlskip.config.steps import compact
 from rlskip.jobs.ranks import shard
 from rlskip.skip.agreement import only_on_one_rank
@@ -65,7 +65,7 @@ def unusable(skip: Role, steps: Iterable[int], called_with: Mapping[str, Any]) -
     rank, ranks = shard()
     store = dumps.store_at(dumps.directory, rank=rank, world_size=ranks, quarantines=False)
     stores = [store, *dumps.other_sizes()]
-    if local.action == SkipAction.REPEAT and not dumps.by_prompt:  # it compares nothing
+    if dumps.repeats and not dumps.by_prompt:  # it compares nothing
         why |= dict.fromkeys(listed, "" if store.nearest(0) is None else None)
     elif local.match == "step":
         why |= {step: _why_not(dumps, store, step, called_with) for step in listed}

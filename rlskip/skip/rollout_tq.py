@@ -19,7 +19,6 @@ from typing import Any
 from rlskip import keys
 from rlskip.batch.columns import select, uids_of
 from rlskip.config.facts import HostFacts
-from rlskip.config.skip import SkipAction
 from rlskip.errors import ConfigError, MismatchError
 from rlskip.skip.call import Call, Stage
 from rlskip.skip.dumps import Dumps, capture_rng, restore_rng
@@ -70,7 +69,6 @@ class GroupRole(Role):
             )
         self.dumps = Dumps(role, local_config, facts)
         self._identities = self.dumps.identities
-        self._repeats = local_config.action == SkipAction.REPEAT
         self._submitted: dict[int, Submitted] = {}
         self._evicted: list[dict[str, Any]] = []  # what one dump has, each
 
@@ -89,11 +87,13 @@ class GroupRole(Role):
 
     def prompts_dumped(self, step: int) -> int:
         """How many prompts the run that made the dump of `step` submitted there; 0 without one."""
-        if step not in self.local_config.steps or self.dumps.by_prompt:
+        dumps = self.dumps
+        if step not in self.local_config.steps or dumps.by_prompt:
             return 0
         dumped = self._dumped(self._source(step))
-        fits = (self._repeats or not made_for_others(self.dumps, [one.meta], {}) for one in dumped)
-        return max((one.position + 1 for one in itertools.compress(dumped, fits)), default=0)
+        if not dumps.repeats:
+            dumped = [one for one in dumped if not made_for_others(dumps, [one.meta], {})]
+        return max((one.position + 1 for one in dumped), default=0)
 
     def find(self, call: Call) -> bool:
         """Plan the batch, and load all that enters the queue for it before any of it does."""
@@ -196,7 +196,7 @@ class GroupRole(Role):
                     submitted.found = self._dumped(self._source(step))
                 source = next((group.key.step for group in submitted.found), step)
                 where = f"the dump of step {source}"
-                match, odd = submitted.match(contents, None if self._repeats else present)
+                match, odd = submitted.match(contents, None if self.dumps.repeats else present)
                 if odd and not refills:
                     self._replace(odd, submitted, present)
             groups = [group if group and group.count else None for group in match]
@@ -232,7 +232,7 @@ class GroupRole(Role):
 
     def _source(self, step: int) -> int:
         """The step whose dump is replayed at `step`: itself unless a repeat finds another."""
-        nearest = self.dumps.store.nearest(step) if self._repeats else None
+        nearest = self.dumps.store.nearest(step) if self.dumps.repeats else None
         return step if nearest is None else nearest
 
     def _dumped(self, step: int) -> list[Group]:
@@ -250,7 +250,7 @@ class GroupRole(Role):
         except (DumpError, OSError) as error:
             log.warning("rlskip: step %d of role %s is not replayed: %s", step, self.role, error)
             return []
-        return without_superseded(groups, self._repeats)
+        return without_superseded(groups, self.dumps.repeats)
 
     def _judge(self, step: int, plan: Plan, submitted: Submitted) -> None:
         """Refuse a visit's first batch if the dump lacks prompts, which are not to be generated.
@@ -261,10 +261,10 @@ class GroupRole(Role):
         source = groups[0].key.step
         if self._submitted.get(source, submitted).generates:
             return
-        what, told_apart = str(plan), self._repeats or any(plan.contents)
+        what, told_apart = str(plan), self.dumps.repeats or any(plan.contents)
         if not told_apart:
             what += f": only uids tell them apart, and it holds {len(groups)} groups"
-        if submitted.prompts and not self._repeats:
+        if submitted.prompts and not self.dumps.repeats:
             log.info("rlskip: step %d: %s; what a later batch lacks is generated", step, what)
         elif self.local_config.on_mismatch == "error":
             remedy = self.dumps.ways_out("generates what the dump lacks and adds it")

@@ -18,7 +18,7 @@ import attrs
 from rlskip._human import counted
 from rlskip.batch.columns import columns_of
 from rlskip.batch.row_fields import RowFields
-from rlskip.config.skip import VALIDATION_ROLE, SkipAction
+from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.jobs.served import Ledger
 from rlskip.skip.call import Call
 from rlskip.skip.prompt_rows import row_count, some_rows
@@ -78,7 +78,6 @@ class RunDumps:
         # The stores of `dumps` are asked for late: a job starts before its ranks are known.
         self._dumps = dumps
         self._ledger: Ledger = dumps.ledger
-        self._repeats = dumps.local_config.action == SkipAction.REPEAT
         # By the hash of a prompt, and of a batch, its dumps: of each the place among the calls of
         # its step, and which of its groups is the prompt's. Some may have been replaced since.
         self._listed: dict[str, list[tuple[Place, int, int]]] = {}
@@ -118,7 +117,7 @@ class RunDumps:
         found: list[Group | None] = []
         for digest in digests:
             groups = self._left_for(digest, step, present)
-            if self._repeats:
+            if self._dumps.repeats:
                 best = min(groups, key=uses, default=None)
             else:
                 best = next((group for group in groups if not uses(group)), None)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from rlskip.config.skip import VALIDATION_ROLE, SkipAction
+from rlskip.config.skip import VALIDATION_ROLE
 from rlskip.skip.agreement import Mismatch
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
@@ -160,7 +160,7 @@ class Visit:
 
     def look_up(self, call: Call) -> Any:
         """What was made for this very call, and serves no other one."""
-        if self._config.action == SkipAction.REPEAT and not self._dumps.by_prompt:
+        if self._dumps.repeats and not self._dumps.by_prompt:
             return self._repeated(call)
         if call.identity.prompts is None:
             return None
@@ -289,7 +289,7 @@ class Visit:
             dumps.run.refuse_odd(call, call.digests, call.identity.for_prompts(None))
             dumps.notices.generated(call)
             return None
-        if config.action == SkipAction.REPEAT:
+        if dumps.repeats:
             return None
         there = [call.name]
         if not call.place:
