@@ -41,10 +41,10 @@ class SkipSettings:
     start_engine: bool = True  #: whether the host starts its inference engine
     log_metrics: bool = True  #: whether it logs what was replayed
 
-    def gives(self, key: str, role: str) -> bool:
-        """Whether the node gives `key` for `role`, or for all."""
+    def gives_match(self, role: str) -> bool:
+        """Whether the node says how `role` matches."""
         node = self.node or {}
-        return any(place.get(key) is not None for place in (node, node.get(role) or {}))
+        return any(place.get("match") is not None for place in (node, node.get(role) or {}))
 
     def complete(self, facts: HostFacts) -> SkipSettings:
         """These settings for a host: each key of a role that is still null takes its fact."""
@@ -58,7 +58,7 @@ class SkipSettings:
             _fill(role, {key: getattr(facts, fact) for key, fact in _FROM_HOST.items()})
             for key in _FROM_HOST:
                 refuse_own_resolver(getattr(role, key), f"skip.{key}")
-            if name == "rollout" and facts.samples_dynamically and not self.gives("match", name):
+            if name == "rollout" and facts.samples_dynamically and not self.gives_match(name):
                 role.match = "run"
         return attrs.evolve(self, facts=facts, roles=roles)
 
@@ -188,8 +188,7 @@ def _inherit(role: RoleConfig, shared: skip.SkipManagerConfig, name: str) -> Ite
     role.given_keys, role.lacks_engine = own, not shared.start_engine
     _fill(role, {key: getattr(shared, key) for key in keys})
     on, on_miss = role.enable, role.on_miss
-    # Their defaults depend on the host, which looks whether the node gives them.
-    role.match, role.restore_rng = role.match or "step", bool(role.restore_rng)
+    role.match = role.match or "step"  # a host with another default looks whether the node gives it
     if name == VALIDATION_ROLE and role.match == "run":
         role.match = "step"
     # A role of another name may be a stage without an engine: there `generate` can be set.

@@ -54,7 +54,7 @@ def test_nothing_is_turned_on_and_the_hosts_choice_stays(composed: Any) -> None:
     dynamic = listed + "algorithm: {filter_groups: {enable: true}}\n"
     full = read_skip(composed(dynamic, "+skip=rollout_cache"))
     assert full.roles["rollout"].match == "run"
-    assert not full.gives("restore_rng", "rollout")
+    assert full.roles["rollout"].restore_rng is None
     # A typo is found by rlskip, not by Hydra.
     config = composed(listed + "skip: {rollout: {stepz: 1}}\n", "skip.on_mis=error")
     with pytest.raises(ConfigError) as caught:

@@ -64,7 +64,7 @@ def attach(trainer: Any, config: Any = None) -> None:
         _check_without_engine(trainer)
     for role in SkipManager.skip_instances.keys() & {*ROLES}:
         local = SkipManager.skip_instances[role].local_config
-        if SkipManager.settings and not SkipManager.settings.gives("restore_rng", role):
+        if local.restore_rng is None:
             local.restore_rng = local.match != "prompt"  # of several dumps none has the state
     SkipManager.count_rollouts()
     if not isinstance(trainer._generate, _Generation):

@@ -116,7 +116,7 @@ def adapt(settings: SkipSettings) -> SkipSettings:
         local = settings.roles[role]
         local.drop_fields = [name for name in local.drop_fields or () if name != SCORES]
         if local.action == "repeat" or (
-            settings.facts.samples_dynamically and not settings.gives("match", role)
+            settings.facts.samples_dynamically and not settings.gives_match(role)
         ):
             # The rollouts may be those of any step; log-probs and scores belong to their tokens.
             local.action, local.match = "cache", "run"
