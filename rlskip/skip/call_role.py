@@ -233,7 +233,8 @@ class CallRole(Role):
                 or call.visit.has_served(key, call)
             ):
                 # It may serve the call that it was made for, which may be one of this visit.
-                call.visit.free(key)
+                if not call.visit.taken.get(key):  # by now it may serve such a call
+                    call.visit.free(key)
                 if call.writes == key:
                     self.dumps.ledger.written.discard(key)
                 dump, over = dump.named(call.visit.write(call, key.call)), None

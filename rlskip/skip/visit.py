@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any
 
 from rlskip.config.skip import VALIDATION_ROLE
+from rlskip.jobs.records import job_id
 from rlskip.skip.agreement import Mismatch
 from rlskip.skip.call import Call
 from rlskip.skip.dumps import Dumps
@@ -181,7 +182,7 @@ class Visit:
             if meta.identity is None:
                 if key not in self.taken:
                     unnamed = unnamed or (key, meta)
-            elif key in self.taken or self.has_served(key, call):
+            elif self._is_taken(key, meta, call):
                 if call.identity.fits(meta.identity):
                     served.add(meta.checksum)
             elif not differences(call.identity, meta):
@@ -200,6 +201,15 @@ class Visit:
         differences(call.identity, unnamed[1])  # says that it records none
         key, call.meta = unnamed
         return key
+
+    def _is_taken(self, key: Place, meta: DumpMeta, call: Call) -> bool:
+        """Whether the dump serves a call of the visit or of the run, or is what one wrote.
+
+        At the name that one is going to write, another job's may lie meanwhile.
+        """
+        if meta.info.get("job") == job_id():
+            return key in self.taken or self.has_served(key, call)
+        return bool(self.taken.get(key)) or self.has_served(key, call, writes=key)
 
     def _elsewhere(self, call: Call) -> Any:
         """The nearest dump of another step that was made for such a call; or groups of the run."""
@@ -234,15 +244,16 @@ class Visit:
         call.meta = store.read_meta(key.step, key.call)
         return None if call.meta is None else key
 
-    def has_served(self, key: Place, call: Call) -> bool:
+    def has_served(self, key: Place, call: Call, *, writes: Place | None = None) -> bool:
         """Whether the run has trained on the draws of a dump, at whatever step, so that none does.
 
-        What follows another stage computes the same again.
+        What follows another stage computes the same again. That the call, or another, `writes` it
+        does not count.
         """
         if not self._has_ledger or call.stage.derived:
             return False
         parts = self._dumps.run.parts_of(key)
-        return any(self._dumps.ledger.has_served(part, call.writes) for part in parts)
+        return any(self._dumps.ledger.has_served(part, writes or call.writes) for part in parts)
 
     def take(self, call: Call, found: Any) -> None:
         """These serve the call, and no other one of the visit."""
