@@ -28,7 +28,7 @@ def doctor(
     Reports what is installed and discovered, and what COMMAND would skip. Exit code 1 if there is
     an error.
     """
-    from rlskip.doctor.environment import dump_dir_findings, environment
+    from rlskip.doctor.environment import dump_dir_finding, environment
 
     sections: list[tuple[str, list[Finding]]] = [("this environment", environment())]
     if command:
@@ -36,7 +36,7 @@ def doctor(
 
         sections.append((" ".join(command), explain(command)))
     else:
-        sections[0][1].extend(dump_dir_findings(dump_dir(directory)))
+        sections[0][1].append(dump_dir_finding(dump_dir(directory)))
     view: list[Cell] = []
     for i, (title, findings) in enumerate(sections):
         shown = findings

@@ -93,14 +93,13 @@ def _seams() -> Iterator[Finding]:
         yield Finding("seams", level, what, remedy)
 
 
-def dump_dir_findings(dump_dir: Path) -> Iterator[Finding]:
+def dump_dir_finding(dump_dir: Path) -> Finding:
     """Whether dumps can be written there, and how much space is free."""
     there = existing(dump_dir)
     name = str(dump_dir) if there == dump_dir else f"{dump_dir} (to be made in {there})"
     if (problem := cannot_write(dump_dir)) is not None:
         remedy = "name another: skip.dump_dir=DIRECTORY"
-        yield Finding("dump dir", ERROR, f"{name} is not writable: {problem}", remedy)
-        return
+        return Finding("dump dir", ERROR, f"{name} is not writable: {problem}", remedy)
     free = shutil.disk_usage(there).free
     level, remedy = (OK, "") if free >= 1 << 30 else (WARNING, "rlskip prune")
-    yield Finding("dump dir", level, f"{name} is writable; {size(free)} free", remedy)
+    return Finding("dump dir", level, f"{name} is writable; {size(free)} free", remedy)

@@ -20,7 +20,7 @@ from rlskip.config.skip import RoleConfig, role_configs, to_generate
 from rlskip.config.steps import compact
 from rlskip.doctor import ERROR, NOTE, OK, WARNING, Finding
 from rlskip.doctor.command import CannotComposeError, Command, compose
-from rlskip.doctor.environment import dump_dir_findings
+from rlskip.doctor.environment import dump_dir_finding
 from rlskip.errors import RlskipError
 from rlskip.hosts.verl.facts import is_verls
 from rlskip.hosts.verl.handshake import attached_by
@@ -62,9 +62,8 @@ def explain(command: Sequence[str]) -> list[Finding]:
     for skip in instances.values():
         findings += _role(skip, settings.facts)
     findings += _engine(settings, instances) if roles else ()
-    for dump_dir in sorted({Path(str(role.dump_dir)) for role in roles.values()}):
-        findings += dump_dir_findings(dump_dir)
-    return findings
+    dump_dirs = sorted({Path(str(role.dump_dir)) for role in roles.values()})
+    return [*findings, *map(dump_dir_finding, dump_dirs)]
 
 
 def directory_of(command: Sequence[str]) -> Path:

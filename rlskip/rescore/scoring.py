@@ -121,15 +121,14 @@ class _Given:
     @classmethod
     def of(cls, session: SessionRows, decode: Decode | None, data: Data | None) -> _Given:
         turns = session.turns
-        given = cls(session, turns, decode, turns[-1])
         if data is None:
-            return given
+            return cls(session, turns, decode, turns[-1])
         asked = _name_of(recorded(turns[0], "user"))
         if asked not in data:  # its columns would be missing
             what = f"no row of --data has the prompt {asked!r:.80}"
             remedy = "give the prompts as the run recorded them, text as text, messages as messages"
-            raise RewardError(what, given.session.where, remedy)
-        return attrs.evolve(given, last={**data[asked], **turns[-1]})
+            raise RewardError(what, session.where, remedy)
+        return cls(session, turns, decode, {**data[asked], **turns[-1]})
 
     @property
     def tokens(self) -> list[int] | None:

@@ -19,7 +19,7 @@ from rlskip import SkipManager
 from rlskip.doctor import command as command_module
 from rlskip.doctor import explain as explain_module
 from rlskip.doctor.command import CannotComposeError, Command
-from rlskip.doctor.environment import dump_dir_findings
+from rlskip.doctor.environment import dump_dir_finding
 from rlskip.store import Identity, StepStore
 from tests.conftest import PLACES
 
@@ -155,8 +155,7 @@ def test_a_dump_dir_that_cannot_be(
     for free, level in ((1 << 30, "ok"), ((1 << 30) - 1, "warning")):
         now = usage._replace(free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, now=now: now)
-        (one,) = [f for f in dump_dir_findings(tmp_path) if f.topic == "dump dir"]
-        assert one.level == level
+        assert dump_dir_finding(tmp_path).level == level
 
 
 @pytest.mark.parametrize(
