@@ -46,13 +46,6 @@ def check(rlskip: Any, root: Path, out: Path, what: str, verbs: Sequence[str] = 
         assert time.process_time() - began < 20, (what, command)
 
 
-def overwrite(name: str, content: bytes) -> Callable[[Path], None]:
-    def do(run: Path) -> None:
-        (run / name).write_bytes(content)
-
-    return do
-
-
 def instead(name: str, make: Callable[[Path], Any]) -> Callable[[Path], None]:
     """Put something else in the place of a file or directory."""
 
@@ -69,13 +62,8 @@ def instead(name: str, make: Callable[[Path], Any]) -> Callable[[Path], None]:
 
 
 def records(*lines: object) -> Callable[[Path], None]:
-    def do(run: Path) -> None:
-        folder = run.parents[1] / "records" / "job"
-        folder.mkdir(parents=True)
-        text = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
-        (folder / "host-1-a.jsonl").write_text(text)
-
-    return do
+    text = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
+    return instead("../../records/job/host-1-a.jsonl", lambda path: path.write_text(text))
 
 
 def hit(**more: object) -> dict[str, object]:
@@ -84,8 +72,8 @@ def hit(**more: object) -> dict[str, object]:
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "no meta": lambda run: (run / "2" / "meta.json").unlink(),
-    "a deep meta": overwrite("2/meta.json", b"[" * 100_000),
-    "a truncated dump": overwrite("2/gen_batch.dp", b"rlskip\r\n"),
+    "a deep meta": instead("2/meta.json", lambda p: p.write_text("[" * 100_000)),
+    "a truncated dump": instead("2/gen_batch.dp", lambda p: p.write_bytes(b"rlskip\r\n")),
     "a dump that is a FIFO": instead("2/gen_batch.dp", os.mkfifo),
     "a meta that is a directory": instead("2/meta.json", Path.mkdir),
     "a step that is a link": instead("2", lambda p: p.symlink_to(p.with_name("1"))),

@@ -59,9 +59,16 @@ KINDS: dict[str, Any] = {
         "keys": ["a_0_0", "a_1_0", "b_0_0"],
         "fields": batch(),
     },
-    "rows": [
-        {"uid": uid, **{name: column[i] for name, column in COLUMNS.items()}}
-        for i, uid in enumerate(UIDS)
+    "rows": [  # without padding, which is not told from the tokens of a single row
+        {
+            "uid": uid,
+            "prompt_ids": row["prompt"],
+            "completion_ids": row["response"],
+            "logprobs": row["log_probs"],
+            "reward": row["reward"],
+            **{name: COLUMNS[name][i] for name in ("extra", "half")},
+        }
+        for i, (uid, row) in enumerate(zip(UIDS, ROWS, strict=True))
     ],
 }
 
@@ -73,14 +80,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_rows_are_the_same_whatever_holds_them(kind: str, directory: Path) -> None:
-    rollouts = KINDS[kind]
-    if kind == "rows":  # padding of single rows is not told from tokens
-        rollouts = [
-            {"uid": uid, "prompt_ids": row["prompt"], "completion_ids": row["response"],
-             "logprobs": row["log_probs"], "reward": row["reward"], "extra": COLUMNS["extra"][i]}
-            for i, (uid, row) in enumerate(zip(UIDS, ROWS, strict=True))
-        ]  # fmt: skip
-    StepStore(directory).save(4, rollouts)
+    StepStore(directory).save(4, KINDS[kind])
     run = rlskip.open(directory)
     found = list(run.iter_rows())
     for i, (row, expected) in enumerate(zip(found, ROWS, strict=True)):
