@@ -51,17 +51,6 @@ def test_a_step_goes_with_all_its_calls_and_ranks_the_first_call_last(
     assert left == [".work", "2.r0-of-2", "2.r1-of-2", "dumps.index"]
 
 
-def test_a_step_being_generated_stays(tmp_path: Path) -> None:
-    store = StepStore(tmp_path, keep_last=1)
-    store.save(1, "x")
-    with dump.appending(tmp_path, 1):  # by whatever process
-        store.save(2, "y")
-        store.save(3, "z")
-        assert store.steps() == [1, 3]
-    store.save(4, "z")
-    assert store.steps() == [4]
-
-
 def test_a_link_is_neither_counted_nor_removed(tmp_path: Path) -> None:
     StepStore(tmp_path / "outside").save(1, "x")
     store = StepStore(tmp_path / "run", keep_last=2)
