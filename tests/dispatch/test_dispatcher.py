@@ -26,7 +26,7 @@ def test_a_buffer_knows_of_every_prompt_once_it_is_submitted(make_dispatcher, qu
         return {"x": 1}
 
     put, made = queue.put, [make_dispatcher(parent, n=1)]
-    queue.put = lambda *args, **more: (time.sleep(0.1), put(*args, **more))[1]
+    queue.put = lambda *args, **more: (time.sleep(0.03), put(*args, **more))[1]
     for uid in "abc":
         made[0].submit([{"uid": uid}], step=1)
         assert uid in queue.list("train")
