@@ -241,10 +241,10 @@ hydra:
 
 
 @attrs.frozen
-class Run:
-    """A process that has ended."""
+class Answer:
+    """What a process or a command said and returned."""
 
-    returncode: int
+    code: int
     out: str
     err: str
 
@@ -252,16 +252,9 @@ class Run:
     def said(self) -> str:
         return self.out + self.err
 
-
-@attrs.frozen
-class Started:
-    """A process under way."""
-
-    process: subprocess.Popen[str]
-
-    def finish(self) -> Run:
-        out, err = self.process.communicate(timeout=240)
-        return Run(self.process.returncode, out, err)
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
 
 
 class App:
@@ -289,8 +282,13 @@ class App:
         (folder / "app.py").write_text(source, encoding="utf-8")
         (folder / "conf" / "config.yaml").write_text(config + PLACES, encoding="utf-8")
 
-    def start(self, *arguments: str, flags: Sequence[str] = (), **env: str) -> Started:
-        """Run `python [flags] app.py [arguments]`, with `env` beside the environment."""
+    def run(
+        self, *arguments: str, flags: Sequence[str] = (), fails: bool = False, **env: str
+    ) -> Answer:
+        """Run `python [flags] app.py [arguments]`, with `env` beside the environment.
+
+        It must succeed, or fail if it `fails`.
+        """
         env = {
             **os.environ,
             # A separate home: a test that forgets dump_dir must not touch the user's dumps.
@@ -299,16 +297,15 @@ class App:
             **env,
         }
         if isinstance(self.python, Python) and not flags:
-            return Started(self.python.start("app.py", *arguments, cwd=self.folder, env=env))
-        path = sys.executable if isinstance(self.python, Python) else self.python
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        command = [path, *flags, "app.py", *arguments]
-        return Started(subprocess.Popen(command, cwd=self.folder, env=env, **pipes))
-
-    def run(self, *arguments: str, fails: bool = False, **more: Any) -> Run:
-        """Run it to its end, which must be a success, or a failure if it `fails`."""
-        run = self.start(*arguments, **more).finish()
-        assert (run.returncode != 0) is fails, run.said
+            done = self.python.run("app.py", *arguments, cwd=self.folder, env=env)
+        else:
+            path = sys.executable if isinstance(self.python, Python) else self.python
+            done = subprocess.run(
+                [path, *flags, "app.py", *arguments], cwd=self.folder, env=env,
+                capture_output=True, text=True, timeout=240, check=False,
+            )  # fmt: skip
+        run = Answer(done.returncode, done.stdout, done.stderr)
+        assert (run.code != 0) is fails, run.said
         return run
 
     @property
@@ -374,19 +371,6 @@ def scalars() -> Callable[..., dict[str, list[float]]]:
 
 
 # -- the command `rlskip` ----------------------------------------------------------------------
-
-
-@attrs.frozen
-class Answer:
-    """What a command printed and returned."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_a_bad_config_ends_the_job_and_names_every_problem(make_app: Callable[..
     app = make_app(task="open(os.environ['GENERATED'], 'w').write('0')")
     typos = ("skip.stepz=[1]", "skip.on_miss=never", "skip.rollout.steps=[[1],2]")
     run = app.run(*ON, *typos, fails=True)
-    assert run.returncode == 1
+    assert run.code == 1
     log = (app.folder / "out" / "app.log").read_text(encoding="utf-8")
     # Once on the console, on stderr, because an application may turn logging off.
     assert run.said.count("skip.stepz: unknown key") == 1
@@ -84,13 +84,9 @@ def test_a_bad_config_ends_the_job_and_names_every_problem(make_app: Callable[..
 
 def test_a_job_that_skips_nothing_logs_a_warning(make_app: Callable[..., Any]) -> None:
     wrong_role, off, beyond = make_app(), make_app(), make_app()
-    runs = [
-        wrong_role.start("+skip=async_rollout_cache", "skip.dump_dir=dumps"),
-        off.start(*ON, "skip.rollout.enable=false"),
-        beyond.start(*ON, "skip.steps=0"),
-    ]
-    never, nothing, unlisted = done = [run.finish() for run in runs]
-    assert [run.returncode for run in done] == [0] * 3, [run.said for run in done]
+    never = wrong_role.run("+skip=async_rollout_cache", "skip.dump_dir=dumps")
+    nothing = off.run(*ON, "skip.rollout.enable=false")
+    unlisted = beyond.run(*ON, "skip.steps=0")
     assert wrong_role.generated == off.generated == [1, 2]
     assert "[WARNING] - rlskip: role async_rollout is enabled and was NEVER CONSULTED" in never.out
     assert (
