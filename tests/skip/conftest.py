@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,15 @@ from rlskip import SkipManager
 from rlskip.queue import MemoryQueue
 from tests.clock import MockClock
 from tests.skip.trainers import Trainer
+
+
+def each_in_turn(some: Iterable[Any], others: Collection[Any]) -> list[Any]:
+    """Each with one of the others in its turn; the whole product is long."""
+    return [
+        pytest.param(one, other, marks=() if i % len(others) == j else pytest.mark.long)
+        for i, one in enumerate(some)
+        for j, other in enumerate(others)
+    ]
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError
+from tests.skip.conftest import each_in_turn
 from tests.skip.hiding import HIDING, Added, Bare, Computed, Declared, Forwarding, Plain
 from tests.skip.trainers import visit
 
@@ -92,15 +93,7 @@ def resolver() -> Any:
     assert not asked
 
 
-@pytest.mark.parametrize(
-    ("place", "loop"),
-    # Each with one loop in its turn; the whole product is slow.
-    [
-        pytest.param(place, loop, marks=() if i % len(LOOPS) == j else pytest.mark.slow)
-        for i, place in enumerate(HIDING)
-        for j, loop in enumerate(LOOPS)
-    ],
-)
+@pytest.mark.parametrize(("place", "loop"), each_in_turn(HIDING, LOOPS))
 def test_what_hides_is_a_mismatch_or_named(run: Any, place: str, loop: Any) -> None:
     make = HIDING[place]
     first, equal, other = make(0.5), make(0.5), make(0.6)

@@ -15,6 +15,7 @@ import pytest
 
 from rlskip import SkipManager
 from rlskip.errors import MismatchError
+from tests.skip.conftest import each_in_turn
 from tests.skip.trainers import visit
 
 PROGRAM = """
@@ -158,15 +159,7 @@ def run(
     return call
 
 
-@pytest.mark.parametrize(
-    ("read", "stage"),
-    # Each with one form in its turn; the whole product is slow.
-    [
-        pytest.param(read, form, marks=() if i % len(STAGES) == j else pytest.mark.slow)
-        for i, read in enumerate(READS)
-        for j, form in enumerate(STAGES)
-    ],
-)
+@pytest.mark.parametrize(("read", "stage"), each_in_turn(READS, STAGES))
 def test_a_change_of_what_is_read_is_said(run: Any, read: str, stage: str) -> None:
     first, other = ((PROGRAM + STAGES[stage].format(read)).format(v) for v in (0.5, 0.6))
     run(first)
