@@ -127,13 +127,6 @@ def test_dispatched_sessions_are_those_of_the_first_run(
     assert learned(run) == learned(first)
 
 
-@pytest.mark.usefixtures("first")
-def test_another_seed_is_refused(train: Any, folder: Path) -> None:
-    """Other prompts: the dumps of the first run do not fit the second."""
-    with pytest.raises(AssertionError, match=r"MismatchError.*prompts"):
-        train(folder, "other_seed", *SKIP, "seed=1")
-
-
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """As train.py runs (`threads: 1`): attention sums in another order on each thread."""
