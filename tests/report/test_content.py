@@ -216,15 +216,11 @@ def test_a_long_line_and_hostile_names_stay_data(rlskip: Any, tmp_path: Path) ->
     assert json.dumps(evil)[1:-1] in texts
 
 
-@pytest.mark.parametrize("damage", ["truncated", "altered"])
 def test_a_damaged_dump_is_named_and_the_rest_is_shown(
-    rlskip: Any, run_dir: Path, tmp_path: Path, damage: str
+    rlskip: Any, run_dir: Path, tmp_path: Path
 ) -> None:
     file = run_dir / "2" / "gen_batch.dp"
-    if damage == "altered":
-        flip(file, file.stat().st_size // 3)
-    else:
-        file.write_bytes(file.read_bytes()[:-3])
+    flip(file, file.stat().st_size // 3)
     out = tmp_path / "page.html"
     assert rlskip("report", run_dir, "--html", out, "--json").json["shown"] == 16
     (run,) = Content.of(out).index["runs"]
