@@ -1,8 +1,9 @@
-"""Clocks of tests: time that passes only where somebody waits by it, and a wait by the real one."""
+"""Waits of tests: by time that passes only where somebody waits, by the real one, for a fork."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 
@@ -13,6 +14,19 @@ def eventually(happened: Callable[[], object], seconds: float = 60.0) -> bool:
     while not happened() and time.monotonic() < deadline:
         time.sleep(0.01)
     return bool(happened())
+
+
+def in_a_fork(act: Callable[[], object]) -> None:
+    """Do it in a forked child, where it must not raise, and wait for its end."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            act()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 class MockClock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import threading
 import time
 import weakref
@@ -18,7 +17,7 @@ from rlskip.dispatch.groups import Groups
 from rlskip.errors import ConfigError
 from rlskip.queue import MemoryQueue, ReplayTimeoutError, UnequalFieldsError
 from rlskip.queue.sampling import SampleCall
-from tests.clock import eventually
+from tests.clock import eventually, in_a_fork
 
 
 async def echo(prompt, sampling, session):
@@ -226,19 +225,16 @@ def test_a_dispatcher_that_is_closed_returns_no_part_of_a_step(make, make_prompt
             call.result(20)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_no_dispatcher(make, make_prompts):
     dispatcher = make(n=1)
     dispatcher.collect(make_prompts(1), step=1)
-    if (child := os.fork()) == 0:
-        try:
-            for call in (dispatcher.collect, dispatcher.submit):
-                with pytest.raises(DispatcherClosedError, match="forked"):
-                    call(make_prompts(1), step=2)
-            dispatcher.close()
-            os._exit(7)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+    def refused():
+        for call in (dispatcher.collect, dispatcher.submit):
+            with pytest.raises(DispatcherClosedError, match="forked"):
+                call(make_prompts(1), step=2)
+        dispatcher.close()
+
+    in_a_fork(refused)
     assert len(dispatcher.collect(make_prompts(1), step=2)[0]) == 2

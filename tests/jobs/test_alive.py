@@ -21,10 +21,9 @@ import pytest
 from rlskip.jobs import alive
 from rlskip.jobs.alive import WORK, held, holding, own, sweep
 from rlskip.jobs.lease import take
-from tests.clock import eventually
+from tests.clock import eventually, in_a_fork
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's /proc")
-FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
 @pytest.fixture
@@ -170,25 +169,17 @@ def test_what_a_fault_keeps_here_is_let_go_at_the_next_beat(
     assert eventually(lambda: len(names(root)) == 1), "the process's own file"
 
 
-@FORKS
 @pytest.mark.usefixtures("quick")
 def test_a_forked_child_says_for_itself_that_it_lives(root: Path) -> None:
-    def is_renewed() -> bool:
+    def is_renewed() -> None:
         before = {*(root / WORK).glob("job-*")}
         own(root)
         (mine,) = {*(root / WORK).glob("job-*")} - before
         os.utime(mine, (0, 0))
-        return eventually(lambda: mine.stat().st_mtime > 0)
+        assert eventually(lambda: mine.stat().st_mtime > 0)
 
     own(root)  # the parent's thread is at work
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            code = 0 if is_renewed() else 2
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+    in_a_fork(is_renewed)
 
 
 def test_where_nothing_can_be_written_nothing_is_held(root: Path) -> None:

@@ -17,7 +17,7 @@ from rlskip.jobs import alive
 from rlskip.jobs.lease import SingleFlight, take
 from rlskip.jobs.ranks import RankGroup
 from rlskip.store import StepStore
-from tests.clock import MockClock
+from tests.clock import MockClock, in_a_fork
 
 
 @pytest.fixture
@@ -89,14 +89,9 @@ def test_other_steps_and_calls_do_not_wait(enter: Any, file: Path, clock: MockCl
     assert file.with_name("lease-2").is_symlink(), "another job has taken it over"
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_gives_nothing_back(file: Path) -> None:
     with taken(file) as lease:
-        child = os.fork()
-        if not child:
-            lease.close()
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+        in_a_fork(lease.close)
         assert file.is_symlink()
     assert not file.is_symlink()
 

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import inspect
 import math
-import os
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 import rlskip
 from rlskip.rescore.judge import RewardError
 from rlskip.rescore.kept import ABSENT, Verdicts
+from tests.clock import in_a_fork
 from tests.faulty_files import each_fault
 
 HOLDING: dict[str, Any] = {"asked": []}
@@ -276,11 +276,12 @@ def test_one_at_a_time_claims_a_key(tmp_path: Path) -> None:
         assert claim(KEY)
         assert not claim_too(KEY)
         assert claim_too("cd" * 16)
-        child = os.fork()
-        if not child:
-            with verdicts.claims() as claim_there:
-                os._exit(claim_there(KEY))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def claim_there() -> None:
+            with verdicts.claims() as claim_too:
+                assert not claim_too(KEY)
+
+        in_a_fork(claim_there)
     with verdicts.claims() as claim_later:
         assert claim_later(KEY)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +14,7 @@ from rlskip._copies import BufferPool
 from rlskip.store import DumpMeta, StepStore, UnsupportedTypeError, WriterTimeoutError
 from rlskip.store.dump import NewDump
 from rlskip.store.writer import Writer
+from tests.clock import in_a_fork
 
 
 @pytest.fixture
@@ -132,21 +132,16 @@ def test_many_threads_may_save(store: StepStore) -> None:
     assert all((store.load(step) == step).all() for step in range(20))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_starts_empty(store: StepStore, gate: threading.Event) -> None:
     writer = Writer(store)
     writer.save(1, "the parent's")
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            gate.set()
-            assert writer.save(2, "the child's") is None
-            writer.flush()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def child() -> None:
+        gate.set()
+        assert writer.save(2, "the child's") is None
+        writer.flush()
+
+    in_a_fork(child)
     assert store.steps() == [2]
     gate.set()
     writer.flush()
