@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import multiprocessing
 import time
 from collections.abc import Callable
 
@@ -18,15 +18,10 @@ def eventually(happened: Callable[[], object], seconds: float = 60.0) -> bool:
 
 def in_a_fork(act: Callable[[], object]) -> None:
     """Do it in a forked child, where it must not raise, and wait for its end."""
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            act()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+    child = multiprocessing.get_context("fork").Process(target=act)
+    child.start()
+    child.join(100)
+    assert child.exitcode == 0
 
 
 class MockClock:

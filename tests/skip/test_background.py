@@ -22,6 +22,7 @@ from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import tally
 from rlskip.skip import call_role
 from rlskip.store.writer import Writer
+from tests.clock import in_a_fork
 from tests.skip.prompt_stages import run
 from tests.skip.trainers import Stage, leases, role_of, steps_on_disk, visit
 
@@ -104,10 +105,7 @@ def _full(dumps: Path, background: bool) -> None:
 @pytest.mark.parametrize("background", [False, True])
 def test_a_full_disk_does_not_end_training(tmp_path: Path, background: bool) -> None:
     dumps = tmp_path / "dumps"
-    process = multiprocessing.get_context("fork").Process(target=_full, args=(dumps, background))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    in_a_fork(lambda: _full(dumps, background))
     said = Path(f"{dumps}.log").read_text()
     assert steps_on_disk(dumps) == ["3"]
     assert re.search(r"step 1 .*NOT dumped.*File too large: '.*/1'\n  -> free space", said)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ from rlskip.errors import ConfigError, NotInstalledError
 from rlskip.jobs.records import JOB_VARIABLE
 from rlskip.runs.on_disk import dumps_of, folder_names
 from rlskip.stages.parts import MOMENTS, NUMBER
+from tests.clock import in_a_fork
 
 STEP = [1]
 
@@ -206,11 +206,7 @@ def test_two_processes_of_a_job_record_one_step(start: Callable[..., Path]) -> N
 def test_a_forked_child_does_not_record(start: Callable[..., Path]) -> None:
     directory = start()
     rlskip.record("loss", 1.0)  # gathered, and not yet on disk
-    context = multiprocessing.get_context("fork")
-    child = context.Process(target=rlskip.record, args=("loss", 2.0))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
+    in_a_fork(lambda: rlskip.record("loss", 2.0))
     rlskip.record("loss", 3.0)
     assert [one.load()[0] for one in recorded(directory).stages["loss"]] == [1.0, 3.0]
 
