@@ -23,8 +23,6 @@ from rlskip.jobs.alive import WORK, held, holding, own, sweep
 from rlskip.jobs.lease import take
 from tests.clock import eventually, in_a_fork
 
-LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's /proc")
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
@@ -68,7 +66,6 @@ HOLDER = """
 """
 
 
-@LINUX
 def test_a_killed_job_of_this_host_is_known_at_once(root: Path) -> None:
     pipe, code = subprocess.PIPE, textwrap.dedent(HOLDER)
     command = [sys.executable, "-c", code, str(root)]
@@ -97,7 +94,6 @@ def test_a_job_of_another_host_lives_as_long_as_its_file_is_touched(
     assert [file.exists() for file in files] == [lives, lives]
 
 
-@LINUX
 @pytest.mark.parametrize(
     ("change", "ended"),
     [
@@ -189,7 +185,6 @@ def test_where_nothing_can_be_written_nothing_is_held(root: Path) -> None:
         held(root)
 
 
-@LINUX
 def test_what_a_job_made_just_before_it_died_goes_with_it(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

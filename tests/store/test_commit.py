@@ -152,7 +152,6 @@ _MEMORY = """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
 def test_memory_is_bounded(python: Any, tmp_path: Path) -> None:
     """Ids that cannot be narrowed or compressed: the worst case.
 
