@@ -46,6 +46,9 @@ RUN = "grpo_tiny/GBS4_N2_in6_out8"
 # A killed process loses nothing that it wrote, and no test ends with a power cut.
 os.fsync = lambda fd: None
 
+# The workers of pytest share the cores; and torch sums in another order on each thread.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # Container images forbid it: each process would compile rlskip and the tests again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

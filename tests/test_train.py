@@ -9,7 +9,7 @@ import runpy
 import shlex
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,16 +127,6 @@ def test_dispatched_sessions_are_those_of_the_first_run(
     assert learned(run) == learned(first)
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As train.py runs (`threads: 1`): attention sums in another order on each thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_a_session_is_the_same_in_any_company(train_py: Any) -> None:
     """Dispatch relies on it: sampled alone or with others, a session is equal to the last bit."""
     cfg = OmegaConf.load(ROOT / "conf" / "config.yaml")
@@ -178,7 +168,7 @@ def readme_examples() -> list[str]:
 def test_every_example_of_the_readme_runs(example: str, python: Any, tmp_path: Path) -> None:
     _, script, *arguments = shlex.split(example)
     assert script == "train.py"
-    env = {**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "HOME": str(tmp_path)}
     runs = [[*arguments, *TINY]]
     if "skip.on_miss=error" in arguments:  # needs dumps to replay
         runs.insert(0, [one for one in runs[0] if one != "skip.on_miss=error"])

@@ -275,7 +275,6 @@ def test_the_tour_is_what_happens(page: str, python: Any, tmp_path: Path) -> Non
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(tmp_path / "home"),
         "COLUMNS": "200",
-        "OMP_NUM_THREADS": "1",
     }
     commands = tour(page)
     assert len(commands) > 4

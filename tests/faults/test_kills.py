@@ -25,7 +25,6 @@ _COMMON = """
     from rlskip.store import StepStore
     import rlskip.skip.roles  # here once, not in every child
 
-    torch.set_num_threads(1)
     call_role.SingleFlight = functools.partial(lease.SingleFlight, poll_s=0.01)
     folder, kills = Path(sys.argv[1]), int(sys.argv[2])
     chance, system = random.Random(0), random.SystemRandom()
