@@ -154,14 +154,8 @@ class Python:
     _requests: socket.socket
 
     def start(self, *arguments: object, **more: Any) -> subprocess.Popen[str]:
-        """``start("-c", code, ...)`` or ``start(script, ...)``; `more` is Popen's.
-
-        ``start("-m", module, ...)`` takes a new Python, which knows how to find the module.
-        """
+        """``start("-c", code, ...)`` or ``start(script, ...)``; `more` is Popen's."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        if arguments[0] == "-m":
-            command = [sys.executable, *map(str, arguments)]
-            return subprocess.Popen(command, **{**pipes, **more})
         return _Fork(self._requests, arguments, **{**pipes, **more})
 
     def run(

@@ -274,7 +274,6 @@ def test_damaged_dumps_are_named_and_left_alone(explain: Callable[..., Any], on_
          "verl: skip.rollout.enable: verl's V1 trainer never calls a stage 'rollout'"),
         (["skip=rollout_cache"], "skip: null\n", "To append to your default list use +skip"),
         (["+skip@rlskip=rollout_cache"], "a: 1\n", "skip@rlskip: it puts the node below `rlskip`"),
-        (["+skip=rollout_cache"], "skip: {eval_batches: 5}\n", "skip.eval_batches: unknown key"),
         (["-m", "+skip=rollout_cache"], "actor_rollout_ref: {rollout: {skip: {enable: true}}}\n",
          "actor_rollout_ref.rollout.skip.enable: is true beside skip.rollout.enable"),
         (["+rlskip_schema=skip"], "skip: {steps: 1-3, rollout: {enable: true}}\n",
