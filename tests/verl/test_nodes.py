@@ -31,7 +31,6 @@ def two_nodes(verl091: Any) -> Iterator[tuple[str, str]]:
         "VERL_USE_EXTERNAL_MODULES": "verlcpu",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "OMP_NUM_THREADS": "1",
     }
     memory = "--object-store-memory=300000000"
     start = [verl091.python.with_name("ray"), "start", "--node-ip-address=127.0.0.1", memory]

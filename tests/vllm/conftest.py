@@ -46,7 +46,6 @@ class Vllm:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "HOME": str(self.folder),
             "VLLM_CPU_LOG": str(log),
-            "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             **env,
         }
