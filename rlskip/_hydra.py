@@ -6,8 +6,9 @@ the classes would then exist twice, and their pickles would fail.
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
@@ -24,8 +25,11 @@ class RlskipSearchPathPlugin(SearchPathPlugin):
     """Adds rlskip's option files (`+skip=...`, `+dispatch=...`) to every application."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        def is_group(name: str) -> bool:
+            return bool(ConfigRepository(search_path).group_exists(name))
+
         # Appended, so that an application's own conf/skip/rollout_cache.yaml wins.
-        if not sets_own_key(sys.argv[1:]):
+        if not sets_own_key(sys.argv[1:], is_group):
             search_path.append("rlskip", f"{RlskipConfigSource.scheme()}://{OPTIONS}")
 
 
@@ -48,16 +52,19 @@ class RlskipConfigSource(FileConfigSource):
         return [] if hidden else super().list(config_path, results_filter)
 
 
-def sets_own_key(arguments: Sequence[str]) -> bool:
+def sets_own_key(
+    arguments: Sequence[str], is_group: Callable[[str], bool] = lambda _: False
+) -> bool:
     """Whether a command sets an application's own key with the name of a node, and no option.
 
     Hydra takes `record=true` for the choice of an option wherever the search path has a group
     `record`, and refuses it. So an application that has nothing to do with rlskip gets no groups.
+    Where it has such a group itself, `is_group`, its options may build on ours.
     """
     is_option = []
     for argument in arguments:
         name, _, value = argument.lstrip("+").partition("=")
-        if name in NODES and value:
+        if name in NODES and value and not is_group(name):
             from difflib import get_close_matches  # a misspelt option is one, and Hydra names it
 
             words, known = {*re.findall(r"\w+", value)} - {"true", "false"}, options(name)

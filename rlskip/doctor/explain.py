@@ -141,9 +141,9 @@ def _wiring(config: DictConfig, command: Command, on: bool) -> Iterator[Finding]
     """Plug-in and callback, as that command's own Hydra sees them."""
     version = look_up(config, "hydra.runtime.version")
     sources = look_up(config, "hydra.runtime.config_sources") or []
-    if sets_own_key(command.arguments):  # then rlskip hides from Hydra, and `skip` says why
-        return
     if not any(source.get("provider") == "rlskip" for source in sources):
+        if sets_own_key(command.arguments):  # then rlskip hides from Hydra, and `skip` says why
+            return
         what = f"the Hydra {version} of that command does not discover rlskip's plug-in"
         remedy = f"install rlskip into the environment of {command.start[0]}"
         yield Finding("plug-in", ERROR, what, remedy)

@@ -99,6 +99,14 @@ def test_a_job_that_skips_beside_own_keys_and_an_own_option(make_app: Callable[.
     assert "own key" not in run.said
 
 
+def test_an_own_option_may_build_on_one_of_ours(make_app: Callable[..., Any]) -> None:
+    app = make_app()
+    own = app.folder / "conf" / "skip" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("defaults: [rollout_cache]\ndump_dir: dumps\n", encoding="utf-8")
+    assert "role rollout: 0 hits, 2 misses" in app.run("+skip=mine").out
+
+
 @pytest.mark.parametrize(
     ("arguments", "own"),
     [
