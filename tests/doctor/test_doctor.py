@@ -413,12 +413,16 @@ def test_a_script_without_hydra_is_reported(rlskip: Any, tmp_path: Path) -> None
     hello = r"import sys, rlskip; sys.stdout.buffer.write(b'hell\xf6'); "
     hello += "rlskip.SkipManager.init({'a': 1}); open('made', 'w'); sys.exit('it was run')"
     (tmp_path / "script.py").write_text(hello)
-    said = rlskip("doctor", "--json", "--", sys.executable, tmp_path / "script.py")
+    command = ("doctor", "--json", "--", sys.executable)
+    said = rlskip(*command, tmp_path / "script.py")
     assert "this is not a Hydra application" in errors(said)[0]
     nowhere = rlskip("doctor", "--json", "--", "/no/such/python", "app.py")
     assert "/no/such/python cannot be run: No such file" in errors(nowhere)[0]
     folder = rlskip("doctor", "--json", "--", tmp_path, "app")
     assert f"{tmp_path} cannot be run: Permission denied" in errors(folder)[0]
+    (tmp_path / "app.py").write_text(FOREIGN.replace("RlskipSearchPathPlugin", ""))
+    misspelt = rlskip(*command, tmp_path / "app.py", "+skip=rolout_cache")
+    assert "Could not find 'skip/rolout_cache'" in errors(misspelt)[0]
 
 
 @pytest.mark.verl
