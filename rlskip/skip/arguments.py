@@ -72,7 +72,7 @@ class Arguments:
         # What shapes rollouts of an outermost object, by its id and the place; what is in lists and
         # mappings of the call's own, without an object, is among the values.
         self._owned: dict[int, tuple[Any, dict[str, Any]]] = {}
-        self._noted: dict[int, tuple[Any, dict[str, Any]]] = {}  # of `reads`, those of objects
+        self._noted: dict[int, tuple[Any, dict[str, Any]]] = {}  # `reads`, likewise
         self._seen, self._count = {id(prompts): prompts}, 0
 
     def at_argument(self, name: str, value: Any, default: Any) -> None:
@@ -142,7 +142,7 @@ class Arguments:
                 with contextlib.suppress(Exception):  # as in `at`
                     self._sort(place, name, part, func, _DEPTH, quiet)
 
-    def _note(self, place: str, part: Any, noted: dict[str, Any]) -> None:
+    def _note(self, place: str, part: Any, owner: Any) -> None:
         """Note a number, a text, or a short list of these; but not a time of the clock."""
         from rlskip.format.fingerprint import canonical  # needs numpy
 
@@ -152,7 +152,8 @@ class Arguments:
             data = plain_or_not(part)[0]
             if not isinstance(data, float | int | None):  # it may be a secret
                 data = f"<{xxh3_64_hexdigest(canonical(data).encode())}>"
-            noted[place] = data
+            owner = self if owner is None else owner
+            self._noted.setdefault(id(owner), (owner, {}))[1][place] = data
 
     def settle(self, first: FirstValues) -> Arguments:
         """Compare what shapes rollouts: of objects that were met before, the first values."""
@@ -164,8 +165,6 @@ class Arguments:
         for names in self.code.names if self.attributes else ():
             # Not in every job they are imported before the stage is first called.
             self.usual |= {place for place in self.attributes if is_below(place, names.modules)}
-        for name, now in self.reads.items():
-            self.reads[name] = first.reads.setdefault(name, now)
         for owner, now in self._noted.values():
             self.reads |= first.of(owner, now, noted=True)
         return self
@@ -225,7 +224,7 @@ class Arguments:
             part = unwrapped(part)
             kind = kind_of(type_of(part))
         if quiet == "noted" and not shapes and (name in self.code.named or above == "os.environ"):
-            self._note(place, part, self.reads)
+            self._note(place, part, owner)
         if shapes and kind in ("holder", "function", "class", "neutral"):
             return  # stop(), say
         if part is UNREAD or (shapes and not OTHER_NODES.isdisjoint(place.split("."))):
@@ -244,8 +243,7 @@ class Arguments:
         elif not quiet and (part is not None or name in self.code.named) and not is_time(part):
             self.left[place] = in_words(part)
             if name in self.code.named:  # its change is said, too
-                of = self if owner is None else owner
-                self._note(place, part, self._noted.setdefault(id(of), (of, {}))[1])
+                self._note(place, part, owner)
 
 
 def _joined(above: str, name: str) -> str:
@@ -303,7 +301,6 @@ class FirstValues:
 
     #: Names of those that have changed since, here or in a job whose dump was replayed.
     changing: set[str] = attrs.field(factory=set)
-    reads: dict[str, Any] = attrs.field(init=False, factory=dict)
     # Of each stage apart: those that one factory makes share a name, and have their own closures.
     # Weakly, because one may be made for each step.
     _codes: weakref.WeakKeyDictionary[Stage, dict[Any, Code]] = attrs.field(
