@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from rlskip._human import short
+from rlskip._human import counted, short
 from rlskip.batch.columns import (
     UIDS,
     cells_of,
@@ -80,7 +80,7 @@ class PromptRows:
         differ = [i for i in range(min(here, there)) if self.digests[i] != then.digests[i]]
         said = []
         if here != there:
-            said.append(f"{here} prompts now, {there} in the dump")
+            said.append(f"{counted(here, 'prompt')} now, {there} in the dump")
         dtypes = [(n, kind, then.dtypes.get(n, kind)) for n, kind in self.dtypes.items()]
         others = [f"{n} is {now} now, {was} in the dump" for n, now, was in dtypes if now != was]
         said += others

@@ -194,7 +194,7 @@ def proto(*texts: str) -> DataProtoParts:
     ("then", "now", "said"),
     [
         (["a", "b"], ["b", "a"], "the same prompts in another order"),
-        (["a", "b"] * 2, ["a", "b"], "2 prompts now, 4 in the dump"),
+        (["a", "b"] * 2, ["a"], "1 prompt now, 4 in the dump"),
         (["a", "b", "c"], ["a", "x", "c"], "row 1 is 'x' now, 'b' in the dump"),
         (["a", "b", "c", "d"], ["w", "x", "y", "z"], "'x' now, 'b' in the dump, 2 more rows"),
         (["a", "b"], ["x", "b", "c"], "3 prompts now, 2 in the dump, row 0 is 'x' now, 'a' in"),
