@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -47,6 +48,8 @@ class SkipManager:
     start_engine: ClassVar[bool] = True
     #: Roles of decorated functions that were called since `init` although their role is off.
     bypassed: ClassVar[set[str]] = set()
+    #: Held while the step changes, and its visits with it.
+    moving: ClassVar[threading.RLock] = threading.RLock()
 
     # The roles of all functions that were decorated, and whether one that nobody calls was named.
     _decorated: ClassVar[set[str]] = set()
@@ -147,13 +150,13 @@ class SkipManager:
         ConfigError
             `step` is not an integer >= 0 (Python's, numpy's, or a 0-d tensor).
         """
-        before, cls.step = cls.step, _number(step, "SkipManager.set_step")
-        enabled = cls.skip_instances
-        if cls.step != before:
-            if before is not None and not cls._warned:
-                cls._warned = said.warn_of_uncalled(enabled, cls.bypassed, cls._decorated, before)
-            for skip in enabled.values():
+        number, enabled = _number(step, "SkipManager.set_step"), cls.skip_instances
+        with cls.moving:
+            before, cls.step = cls.step, number
+            for skip in enabled.values() if number != before else ():
                 skip.begin_visit()
+        if number != before and before is not None and not cls._warned:
+            cls._warned = said.warn_of_uncalled(enabled, cls.bypassed, cls._decorated, before)
         cls._unlisted = frozenset(
             role
             for role, skip in enabled.items()

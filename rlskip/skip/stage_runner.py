@@ -138,17 +138,19 @@ def _eligible_call(
     call = Call(stage, args, kwargs, record=recorder.write)
     if is_validation(call.prompts) and not skip.serves_validation:
         return None
-    step = skip.extract_step(*args, **kwargs) if skip.support_online_step else manager.step
+    is_own = skip.support_online_step
+    own = skip.extract_step(*args, **kwargs) if is_own else None
+    with manager.moving:  # the loop may go on before a thread looks for the dump of this call
+        step = own if is_own else manager.step
+        call.visit = None if step is None else skip.visit(step)
     if step is None:
         remedy = "call SkipManager.set_step(step) in the training loop, before the stage"
         where, remedy = stage.no_step or (stage.name, remedy)
         raise StepNotSetError(f"skip.{stage.role} is enabled, but no step is set", where, remedy)
     call.step = step
     # Of the loop's step `set_step` has looked it up.
-    if skip.support_online_step and step not in skip.local_config.steps:
-        return None
-    call.visit = skip.visit(step)  # now: the loop may go on before a thread looks for its dump
-    return call
+    is_listed = not is_own or step in skip.local_config.steps
+    return call if is_listed else None
 
 
 def replay(role: Role, call: Call) -> tuple[Any] | None:

@@ -20,6 +20,7 @@ from rlskip import SkipManager, register_skip
 from rlskip.errors import MismatchError, MissError
 from rlskip.jobs.records import tally_steps
 from rlskip.skip import SKIP_REGISTRY, RolloutSkip
+from rlskip.skip.call_role import CallRole
 from rlskip.store import Identity, StepStore
 from tests.skip.trainers import visit
 
@@ -485,3 +486,22 @@ def test_what_another_job_writes_where_a_call_is_going_to_serves(
     assert generate("b") == "b3", "each dump serves once"
     init(match=match)
     assert step(1, "a", "b", "b") == ["a2", "b1", "b3"]
+
+
+def test_a_call_stays_its_steps_where_another_thread_goes_on(
+    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws = itertools.count()
+    stage = SkipManager.annotate(role="rollout")(lambda prompts: next(draws))
+    init(at=1)
+    assert stage("p") == 0
+    real = CallRole.visit
+
+    def late(self: Any, step: int) -> Any:
+        loop = threading.Thread(target=SkipManager.set_step, args=(2,))
+        loop.start()
+        loop.join(0.2)
+        return real(self, step)
+
+    monkeypatch.setattr(CallRole, "visit", late)
+    assert stage("p") == 1, "the dump of the step's first call serves no other one"
