@@ -118,14 +118,8 @@ def test_ranks_that_sample_the_same_prompts_resume_each_its_own(
     assert [run(0, 9), run(1, 9)] == [[0, 2], [1, 3]]
 
 
-def test_validation_is_not_journaled(tmp_path, make, make_prompts):
-    report = make(val_n=2).submit(make_prompts(2), step=1, validate=True).result()
-    assert report.succeeded == 4
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_session_is_journaled_before_its_rows_are_in_the_queue(tmp_path, make, make_prompts):
-    """Until the batch has ended the journal is one that grows."""
+    """Until the batch has ended the journal is one that grows. Validation has none."""
     journal, journaled = tmp_path / "1.journal", []
 
     class Watched(MemoryQueue):
@@ -134,8 +128,11 @@ def test_a_session_is_journaled_before_its_rows_are_in_the_queue(tmp_path, make,
                 journaled.append((journal.exists(), *dump.in_use(tmp_path)))
             return super().put(keys, partition, fields, tags)
 
-    make(queue=Watched(), n=1).submit(make_prompts(1), step=1).result()
+    dispatcher = make(queue=Watched(), n=1, val_n=1)
+    dispatcher.submit(make_prompts(1), step=1).result()
     assert journaled == [(True, 1)]
+    dispatcher.submit(make_prompts(1), step=2, validate=True).result()
+    assert [*tmp_path.glob("[!.]*")] == [journal]
     assert eventually(lambda: not dump.in_use(tmp_path))
 
 

@@ -97,15 +97,19 @@ class BufferAgainstModel(RuleBasedStateMachine):
         rows=st.integers(0, 2),
         ends=st.sampled_from([True, True, False]),
         error=st.sampled_from([None, None, "boom"]),
+        other=st.integers(0, 2),
     )
-    def run_session(self, uid, session, rows, error, ends=True):
-        """A session that ran; with a marker already there, as the next attempt, which ends."""
+    def run_session(self, uid, session, rows, error, ends=True, other=0):
+        """A session that ran; with a marker already there, as the next attempt, which ends.
+
+        So does an `other` attempt that was given up, and writes early or late.
+        """
         uid = self.uid(uid)
         marker = session_key(uid, session)
         attempt = self.tags[marker]["attempt"] + 1 if marker in self.tags else 0
-        for index in range(rows):
-            key = TrajectoryKey.of_attempt(uid, session, index, attempt)
-            self.put(str(key), row_tag(1, attempt))
+        for its, index in itertools.product({attempt, other}, range(rows)):
+            key = TrajectoryKey.of_attempt(uid, session, index, its)
+            self.put(str(key), row_tag(1, its))
         if ends or attempt:
             counted = rows if self.states_rows else None
             self.put(marker, session_tag(session, attempt, error, counted))

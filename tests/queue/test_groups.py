@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from rlskip.dispatch import LocalPool, RolloutDispatcher
-from rlskip.keys import prompt_tag, session_tag, status_tag
+from rlskip.keys import prompt_tag, status_tag
 from rlskip.queue import IncompleteRolloutError, ReplayBuffer, ReplayTimeoutError, to_rows
 from tests.queue.conftest import Rollouts
 
@@ -159,17 +159,6 @@ def test_keys_without_information_neither_crash_nor_block(buffer, rollouts, key,
 
 
 # -- attempts --------------------------------------------------------------------------------
-
-
-def test_the_attempt_that_the_marker_names_is_returned_whenever_others_write(rollouts, buffer):
-    rollouts.tag("u", prompt_tag(1, 1))
-    for attempt, rows in ((0, 2), (2, 3), (1, 1)):
-        rollouts.session("u", 0, rows=rows, marker=False, attempt=attempt)
-    rollouts.tag("u_sess0", session_tag(0, 1, rows=1))
-    batch, _ = buffer.sample(1, "train")
-    rollouts.session("u", 0, rows=3, marker=False)
-    assert [row["x"] for row in to_rows(buffer.get(batch))] == [0]
-    assert batch.keys == ["u_0_1000000"]
 
 
 def test_a_late_row_of_an_earlier_submission_is_not_of_the_later(queue):

@@ -225,15 +225,18 @@ def test_wait_lets_old_prompts_finish_before_anything_is_sampled(make_buffer, ro
     assert buffer.sample(3, "train", 1)[0].extra_info["rollout_root_keys"] == ["old"]
 
 
-def test_age_does_not_matter_to_validation_or_to_none(make_buffer, queue):
-    for strategy, partition in (("drop", "val"), ("wait", "val"), ("none", "train")):
-        buffer = make_buffer(max_off_policy_threshold=1, max_off_policy_strategy=strategy)
-        rollouts = Rollouts(queue, partition)
-        rollouts.counted(strategy, step=1)
-        rollouts.tag("in flight", prompt_tag(1, 1))
-        batch, _ = buffer.sample(9, partition, 1)
-        assert batch.extra_info["rollout_root_keys"] == [strategy]
-        buffer.clear(batch)
+@pytest.mark.parametrize(
+    ("strategy", "partition", "scores"),
+    [("drop", "val", SAME), ("wait", "val", SAME), ("none", "train", MIXED)],
+)
+def test_age_and_scores_matter_to_training_only(make_trainer, queue, strategy, partition, scores):
+    trainer = make_trainer(max_off_policy_threshold=1, max_off_policy_strategy=strategy)
+    rollouts = Rollouts(queue, partition)
+    rollouts.counted("a", step=1, scores=scores)
+    rollouts.tag("in flight", prompt_tag(1, 1))
+    batch, metrics = trainer.buffer.sample(9, partition, 1)
+    assert batch.keys == ["a_0_0", "a_1_0"]
+    assert not any(metrics.values())
 
 
 # -- groups without variance in a metric are rejected, counted and replaced ---------------------
@@ -254,13 +257,6 @@ def test_a_group_of_equal_scores_is_replaced(trainer, rollouts, queue):
         rollouts.counted(uid, scores=scores)
     trainer.ends = [{"scores": SAME}]  # without end, at once: without them d is enough
     assert trainer.buffer.sample(1, "train", 1)[0].keys == ["d_0_0", "d_1_0"]
-
-
-def test_validation_is_not_filtered(trainer, queue):
-    Rollouts(queue, "val").counted("a", scores=SAME)
-    batch, metrics = trainer.buffer.sample(1, "val", 1)
-    assert batch.keys == ["a_0_0", "a_1_0"]
-    assert (trainer.read, any(metrics.values())) == ([], False)
 
 
 def test_a_timeout_says_what_was_rejected(trainer, rollouts):
