@@ -92,9 +92,11 @@ def test_from_config_makes_as_many_threads_as_sessions_may_run(make_prompts):
 def test_a_uid_is_free_once_its_group_was_taken_or_given_up(make, make_prompts, leaves):
     async def worker(prompt, sampling, session):
         await asyncio.sleep(60 if (leaves, session.step) == ("stopped", 1) else 0)
+        if (leaves, session.step, session.session_id) == ("taken", 1, 1):
+            raise ValueError("bad prompt")
         return await echo(prompt, sampling, session)
 
-    dispatcher = make(worker)
+    dispatcher = make(worker, max_data_retries=0)
     batch = dispatcher.submit(make_prompts(2), step=1)
     if leaves != "stopped":
         batch.result(20)
@@ -103,24 +105,14 @@ def test_a_uid_is_free_once_its_group_was_taken_or_given_up(make, make_prompts, 
     if leaves == "collected":
         assert len(dispatcher.collect(step=1)[0]) == 12
     elif leaves == "taken":
-        assert [len(group.rows[2]) for group in batch.groups()] == [2, 2]
+        for i, group in enumerate(batch.groups()):
+            assert (group.uid, group.step, group.n) == (f"u_{i}", 1, 3)
+            assert group.failed == {1: "data: ValueError: bad prompt"}
+            rows = {s: [row["responses"].tolist() for row in its] for s, its in group.rows.items()}
+            assert rows == {s: [[s], [s, s]] for s in (0, 2)}
     else:
         batch.cancel()
     assert len(dispatcher.collect(make_prompts(1), step=2)[0]) == 6
-
-
-def test_a_group_has_its_rows_by_session_and_why_each_other_one_failed(make, make_prompts):
-    async def worker(prompt, sampling, session):
-        if session.session_id == 1:
-            raise ValueError("bad prompt")
-        return await echo(prompt, sampling, session)
-
-    batch = make(worker, max_data_retries=0).submit(make_prompts(2), step=4)
-    for i, group in enumerate(batch.groups(20)):
-        assert (group.uid, group.step, group.n) == (f"u_{i}", 4, 3)
-        assert group.failed == {1: "data: ValueError: bad prompt"}
-        found = {s: [row["responses"].tolist() for row in rows] for s, rows in group.rows.items()}
-        assert found == {s: [[s], [s, s]] for s in (0, 2)}
 
 
 def test_rows_are_freed_with_the_last_who_has_them(make, make_prompts):
@@ -158,16 +150,10 @@ def test_no_field_is_lost(make, make_prompts, odd, fill, queue):
 
 def test_collect_has_one_deadline(make, make_prompts):
     """Not one a prompt; the error names what is missing, and nothing runs on."""
-    cancelled = []
 
     async def worker(prompt, sampling, session):
-        if session.uid == "u_0":
-            return await echo(prompt, sampling, session)
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            cancelled.append(session.uid)
-            raise
+        await asyncio.sleep(0 if session.uid == "u_0" or session.step == 2 else 60)
+        return await echo(prompt, sampling, session)
 
     dispatcher = make(worker, replay={"timeout_s": 0.5})
     began = time.monotonic()
@@ -175,7 +161,8 @@ def test_collect_has_one_deadline(make, make_prompts):
         dispatcher.collect(make_prompts(4), step=1)
     assert 0.5 <= time.monotonic() - began < 20
     assert {prompt.uid for prompt in error.value.prompts} == {"u_1", "u_2", "u_3"}
-    assert eventually(lambda: len(cancelled) == 9)
+    assert eventually(lambda: not dispatcher._groups._scheduler.running)
+    dispatcher.submit(make_prompts(4), step=2).result(20)
 
 
 def test_who_waits_is_told_what_ended_the_batch(make, make_prompts, monkeypatch):
