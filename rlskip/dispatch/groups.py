@@ -18,15 +18,17 @@ from collections.abc import Sequence
 from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Group, Prompt, tokens_of
-from rlskip.dispatch.pools import Ended, Pool, Result, returned
+from rlskip.dispatch.pools import Ended, Pool
 from rlskip.dispatch.scheduler import Job, Scheduler, chunk, find_policy
 from rlskip.dispatch.sessions import (
     BatchError,
     DataFailure,
     DispatcherClosedError,
     InfrastructureFailure,
+    Result,
     SessionFailure,
     cause_of,
+    returned,
     text_of,
 )
 from rlskip.dispatch.sink import Journals, Sink

@@ -14,39 +14,30 @@ import inspect
 import logging
 import math
 import os
-import threading
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-import torch
-from tensordict import is_non_tensor, is_tensor_collection
-
 from rlskip.batch.columns import own
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.scheduler import Job
 from rlskip.dispatch.sessions import (
-    DataFailure,
     InfrastructureFailure,
     NoAnswerError,
+    Result,
     Session,
-    SessionFailure,
     WorkerLostError,
     as_failure,
+    returned,
     text_of,
 )
 from rlskip.keys import integer
-from rlskip.queue.protocol import OwnRow
 
 Worker = Callable[..., Any]
-Rows = list[OwnRow]
-Result = Rows | None | SessionFailure  # what a session returned, or why it failed
 Ended = tuple[Any, Result]  # a session's key, and its result
 
 THREADS = 16  # the blocking calls that a worker runs at once by default
-
-_copying = threading.Lock()  # held while rows are copied, for which no code of a user's is called
 
 logger = logging.getLogger(__name__)
 
@@ -310,53 +301,3 @@ def is_blocking(worker: Worker) -> bool:
     if not inspect.isroutine(call):
         call = call.__call__ if inspect.isclass(call) else type(call).__call__
     return not inspect.iscoroutinefunction(call)
-
-
-def returned(result: Any) -> Rows | None:
-    """What a worker returned, as rows of its session's own; raises DataFailure if it is not valid.
-
-    They are copies: the next session may write into the worker's buffers.
-    """
-    if result is None:
-        return None
-    rows = [result] if isinstance(result, Mapping) else result
-    if not isinstance(rows, (list, tuple)) or not all(isinstance(row, Mapping) for row in rows):
-        raise DataFailure(
-            f"the worker returned a {type(result).__name__}",
-            remedy="return one row (a mapping of fields), a list of rows, or None",
-        )
-    if not rows:
-        raise DataFailure("the worker returned no trajectory")
-    # To iterate over a TensorDict gives its rows.
-    given = [{name: row[name] for name in row.keys()} for row in rows]  # noqa: SIM118
-    kept = [_kept(row, i) for i, row in enumerate(given)]
-    # A call of torch releases the GIL for a moment. Where the threads of many workers copy at the
-    # same time they wake one another for each of them, and all take several times as long.
-    with _copying:
-        for row, copies in zip(given, kept, strict=True):
-            for name, value in row.items():
-                if type(value) is torch.Tensor:
-                    copies[name] = value
-    return kept
-
-
-def _kept(row: Mapping[Any, Any], i: int) -> OwnRow:
-    """A copy of a row, but for its tensors: each has its place."""
-    kept = OwnRow()
-    for name, value in row.items():
-        if not isinstance(name, str):
-            raise DataFailure(f"row {i}: the name {name!r:.80} of a field is not a string")
-        if type(value) is torch.Tensor:  # as nearly always
-            kept.kept[name] = None  # with a tensor in it, the garbage collector would look into it
-            continue
-        if is_tensor_collection(value) and not is_non_tensor(value):
-            what = f"field {name!r} is a nested {type(value).__name__}; return its fields flat"
-            raise DataFailure(f"row {i}: {what}")
-        try:
-            kept[name] = value
-        except Exception as error:
-            why = f"{type(error).__name__}: {text_of(error)}"
-            raise DataFailure(f"row {i}: field {name!r} cannot be copied: {why}") from error
-    if not kept:
-        raise DataFailure(f"row {i}: it has no fields")
-    return kept

@@ -1,14 +1,19 @@
-"""What a worker receives, and why a session fails: the infrastructure, or its data or code."""
+"""What a worker receives and returns, and why a session fails: infrastructure, data or code."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 import xxhash
+from tensordict import is_non_tensor, is_tensor_collection
 
 from rlskip.errors import RlskipError
 from rlskip.keys import TrajectoryKey, row_tag
+from rlskip.queue.protocol import OwnRow
 
 _LONGEST = 2000  # characters of an error's text
 
@@ -113,3 +118,61 @@ def text_of(error: BaseException) -> str:
     except BaseException:
         return "(its text cannot be read)"
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+
+
+# -- what a worker returned ----------------------------------------------------------------------
+
+Rows = list[OwnRow]
+Result = Rows | None | SessionFailure  # what a session returned, or why it failed
+
+_copying = threading.Lock()  # held while rows are copied, for which no code of a user's is called
+
+
+def returned(result: Any) -> Rows | None:
+    """What a worker returned, as rows of its session's own; raises DataFailure if it is not valid.
+
+    They are copies: the next session may write into the worker's buffers.
+    """
+    if result is None:
+        return None
+    rows = [result] if isinstance(result, Mapping) else result
+    if not isinstance(rows, (list, tuple)) or not all(isinstance(row, Mapping) for row in rows):
+        raise DataFailure(
+            f"the worker returned a {type(result).__name__}",
+            remedy="return one row (a mapping of fields), a list of rows, or None",
+        )
+    if not rows:
+        raise DataFailure("the worker returned no trajectory")
+    # To iterate over a TensorDict gives its rows.
+    given = [{name: row[name] for name in row.keys()} for row in rows]  # noqa: SIM118
+    kept = [_kept(row, i) for i, row in enumerate(given)]
+    # A call of torch releases the GIL for a moment. Where the threads of many workers copy at the
+    # same time they wake one another for each of them, and all take several times as long.
+    with _copying:
+        for row, copies in zip(given, kept, strict=True):
+            for name, value in row.items():
+                if type(value) is torch.Tensor:
+                    copies[name] = value
+    return kept
+
+
+def _kept(row: Mapping[Any, Any], i: int) -> OwnRow:
+    """A copy of a row, but for its tensors: each has its place."""
+    kept = OwnRow()
+    for name, value in row.items():
+        if not isinstance(name, str):
+            raise DataFailure(f"row {i}: the name {name!r:.80} of a field is not a string")
+        if type(value) is torch.Tensor:  # as nearly always
+            kept.kept[name] = None  # with a tensor in it, the garbage collector would look into it
+            continue
+        if is_tensor_collection(value) and not is_non_tensor(value):
+            what = f"field {name!r} is a nested {type(value).__name__}; return its fields flat"
+            raise DataFailure(f"row {i}: {what}")
+        try:
+            kept[name] = value
+        except Exception as error:
+            why = f"{type(error).__name__}: {text_of(error)}"
+            raise DataFailure(f"row {i}: field {name!r} cannot be copied: {why}") from error
+    if not kept:
+        raise DataFailure(f"row {i}: it has no fields")
+    return kept

@@ -25,9 +25,15 @@ from rlskip.config.other_nodes import DispatchConfig
 from rlskip.dispatch import timeouts
 from rlskip.dispatch.batch import BatchHandle, Prompt
 from rlskip.dispatch.journal import Journaled, JournalWriter, read_sessions
-from rlskip.dispatch.pools import returned
 from rlskip.dispatch.scheduler import Job
-from rlskip.dispatch.sessions import BatchError, NoAnswerError, as_failure, cause_of, text_of
+from rlskip.dispatch.sessions import (
+    BatchError,
+    NoAnswerError,
+    as_failure,
+    cause_of,
+    returned,
+    text_of,
+)
 from rlskip.format.fingerprint import canonical
 from rlskip.format.prompt_digests import digests_of
 from rlskip.jobs.ranks import shard

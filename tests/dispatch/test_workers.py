@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlskip.dispatch import LocalPool, pools
+from rlskip.dispatch import LocalPool, sessions
 from tests.clock import eventually
 
 
@@ -110,10 +110,10 @@ def exits_in_a_task_of_its_own():
 
 
 def forks():
-    pools._copying.acquire()  # as another worker's thread may hold it
+    sessions._copying.acquire()  # as another worker's thread may hold it
     if (child := os.fork()) == 0:
         return  # comes back, in the child
-    pools._copying.release()
+    sessions._copying.release()
     os.waitpid(child, 0)
 
 

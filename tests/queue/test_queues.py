@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlskip.batch.columns import own
-from rlskip.dispatch.pools import returned
+from rlskip.dispatch.sessions import returned
 from rlskip.keys import prompt_tag, row_tag, session_tag
 from rlskip.queue import (
     KVBatchMeta,
