@@ -6,7 +6,6 @@ import multiprocessing
 import os
 from pathlib import Path
 
-import attrs
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from rlskip.dispatch.journal import append_sessions, read_sessions
 from rlskip.store import Identity
 
-IDENTITY = Identity.of({"n": 4, "sampling.temperature": 1.0}, {"model": "one"})
+IDENTITY = Identity.of({"n": 4, "sampling.temperature": 1.0})
 
 
 def write(path: Path, count: int) -> None:
@@ -123,10 +122,3 @@ def test_what_eight_processes_acknowledge_is_there(tmp_path):
     found = read_sessions(path, IDENTITY).keys()
     assert acknowledged <= found
     assert len(found - acknowledged) <= 1  # written by the killed process, not yet acknowledged
-
-
-def test_another_model_is_resumed_with_a_warning(tmp_path, caplog):
-    path = tmp_path / "3.journal"
-    write(path, 2)
-    assert len(read_sessions(path, attrs.evolve(IDENTITY, noted={"model": "another"}))) == 2
-    assert "model: 'another' now" in caplog.text

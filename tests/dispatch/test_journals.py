@@ -22,7 +22,9 @@ from tests.dispatch.conftest import evict
 
 N = 4
 CONFIG = read_node(DispatchConfig, {"dispatch": {"rollout_level": True, "n": N, "journal": True}})
-IDENTITY = Identity.of({"role": "rollout_tq", "stage": "verl.submit", "verl": "0.9.1"})
+IDENTITY = Identity.of(
+    {"role": "rollout_tq", "stage": "verl.submit", "verl": "0.9.1"}, {"model": "one"}
+)
 
 
 @attrs.define
@@ -148,6 +150,7 @@ def test_sessions_of_other_weights(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
+        ({"identity": attrs.evolve(IDENTITY, noted={"model": "another"})}, "model: 'another' now"),
         ({"identity": IDENTITY.adding({"stage": "another"})}, "stage"),
         ({"identity": IDENTITY.adding({"verl": "0.9.2"})}, "verl: '0.9.2' now, '0.9.1' in the"),
         ({"identity": IDENTITY.adding({"sampling.top_k": 3})}, "sampling.top_k"),
@@ -157,13 +160,14 @@ def test_sessions_of_other_weights(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_journal_of_other_conditions_is_not_resumed_and_says_so(
+def test_a_journal_of_other_conditions_says_so_and_of_another_model_only_is_resumed(
     tmp_path: Path, caplog: Any, change: dict[str, Any], named: str
 ) -> None:
     killed(tmp_path, 1, ran=N)
     caplog.clear()
-    assert [r.resumed for r in Run(tmp_path, **change).submit(prompts(1))] == [0]
-    (told,) = [r.message for r in caplog.records if "holds sessions of another run" in r.message]
+    resumed, said = (N, "was resumed") if "model" in named else (0, "holds sessions of another run")
+    assert [r.resumed for r in Run(tmp_path, **change).submit(prompts(1))] == [resumed]
+    (told,) = [r.message for r in caplog.records if said in r.message]
     assert named in told
     (again,) = Run(tmp_path, **change).submit(prompts(1))
     assert again.resumed == again.sessions

@@ -202,17 +202,30 @@ def test_what_is_given_up_is_cancelled_where_it_runs(
 
 
 @pytest.mark.parametrize(
-    ("room", "more"), [(9, {"restarts": 1, "max_retries": 5}), (1, {"start_s": 1.0})]
+    ("room", "more", "successor"),
+    [
+        (9, {"restarts": 1, "max_retries": 5}, None),
+        (1, {"start_s": 1.0}, None),
+        (9, {}, OSError("the port is taken")),
+    ],
+    ids=["after its restarts", "not placed in time", "cannot be made"],
 )
-def test_a_worker_is_lost_after_its_restarts_or_if_none_is_placed_in_time(make, room, more):
+def test_a_worker_without_a_successor_is_lost(make, room, more, successor):
+    made = []
+
     class Dies:
+        def __init__(self):
+            made.append(self)
+            if successor and made[1:]:
+                raise successor
+
         async def __call__(self, prompt, sampling, session):
             ray.actors[-1].die()
             await asyncio.sleep(60)
 
     ray, dispatcher = make(room, workers=1, worker=Dies, **more)
     report = dispatcher.submit([{"uid": "u"}], step=1).result(60)
-    assert len(ray.actors) == 2
+    assert len(ray.actors) == (1 if successor else 2)
     assert {*report.failed.values()} == {"no worker is left"}
 
 

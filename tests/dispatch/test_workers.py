@@ -74,26 +74,6 @@ def test_a_pool_has_a_whole_number_of_workers(number: Any) -> None:
             LocalPool(lambda session, sample: [], workers, threads=threads)
 
 
-def test_a_worker_whose_successor_cannot_be_made_is_lost(make_dispatcher, monkeypatch):
-    monkeypatch.setattr("rlskip.dispatch.timeouts.TURN_S", 0.2)
-    hang, made = threading.Event(), []
-
-    class Once:
-        def __init__(self):
-            made.append(self)
-            if made[1:]:
-                raise OSError("the port is taken")
-
-        async def __call__(self, prompt, sampling, session):
-            hang.wait(20)
-
-    dispatcher = make_dispatcher(Once, 1, session_timeout_s=0.2)
-    report = dispatcher.submit([{"uid": "u"}], step=1).result(20)
-    hang.set()
-    assert {*report.failed.values()} == {"no worker is left"}
-    assert len(made) == 2
-
-
 # -- what an async worker does to its own event loop ------------------------------------------
 
 

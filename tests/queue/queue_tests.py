@@ -92,13 +92,6 @@ class QueueTests:
         assert row["ids"].tolist() == [1, 2]
         assert row["turns"] == [{"role": "user"}]
 
-    def test_partitions_are_independent(self, queue: Any, partition: str) -> None:
-        queue.put(["a"], partition, None, [{"where": 1}])
-        queue.put(["a"], partition + "-val", None, [{"where": 2}])
-        queue.delete(["a"], partition)
-        assert queue.list(partition) == {}
-        assert queue.list(partition + "-val") == {"a": {"where": 2}}
-
     # -- refused arguments --------------------------------------------------------------------
     @pytest.mark.parametrize("fill", [False, True])
     def test_what_is_missing_is_named_and_nothing_returned(
@@ -165,6 +158,7 @@ class QueueTests:
     # -- list and delete -----------------------------------------------------------------------
     def test_deleted_keys_are_gone_and_start_empty(self, queue: Any, partition: str) -> None:
         queue.put(["a", "b"], partition, [{"x": 1}, {"x": 2}], [{}, {"status": "success"}])
+        queue.put(["a"], partition + "-val", None, [{"where": 2}])
         for _ in range(2):
             queue.delete(["a", "never there"], partition)
             assert queue.list(partition) == {"b": {"status": "success"}}
@@ -174,6 +168,7 @@ class QueueTests:
         queue.put(["b"], partition, [{"y": 2}], [{"n": 1}])
         assert queue.list(partition) == {"b": {"n": 1}}
         assert to_rows(queue.get(["b"], partition)) == [{"y": 2}]
+        assert queue.list(partition + "-val") == {"a": {"where": 2}}
 
     # -- watch ---------------------------------------------------------------------------------
     def test_a_watch_reports_each_change_once(self, queue: Any, partition: str) -> None:

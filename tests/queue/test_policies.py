@@ -259,13 +259,6 @@ def test_a_group_of_equal_scores_is_replaced(trainer, rollouts, queue):
     assert trainer.buffer.sample(1, "train", 1)[0].keys == ["d_0_0", "d_1_0"]
 
 
-def test_a_timeout_says_what_was_rejected(trainer, rollouts):
-    rollouts.counted("a", scores=SAME)
-    rollouts.tag("runs", prompt_tag(1, 2))
-    with pytest.raises(ReplayTimeoutError, match="'scores' rejected 1 groups"):
-        trainer.buffer.sample(1, "train")
-
-
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
 @pytest.mark.parametrize("scores", [2, 1])
 def test_a_metric_that_is_no_number_is_rejected_by_name(trainer, rollouts, odd, scores, caplog):
@@ -275,6 +268,10 @@ def test_a_metric_that_is_no_number_is_rejected_by_name(trainer, rollouts, odd, 
     assert not [key for key in batch.keys if key.startswith("a_")]
     assert metrics["training/filter_groups/evicted_samples"] == 1
     assert "prompt a is rejected" in caplog.text
+    rollouts.counted("c", scores=SAME)
+    rollouts.tag("runs", prompt_tag(1, 2))
+    with pytest.raises(ReplayTimeoutError, match="'scores' rejected 1 groups"):
+        trainer.buffer.sample(1, "train")
 
 
 @pytest.mark.parametrize(
