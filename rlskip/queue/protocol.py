@@ -184,10 +184,21 @@ class OwnRow(MutableMapping[str, Any]):
     __slots__ = ("kept",)
 
     def __init__(self, row: Row | None = None) -> None:
-        self.kept = {name: _kept(value) for name, value in row.items()} if row else {}
+        self.kept: dict[str, Any] = {}
+        for name, value in row.items() if row else ():
+            self[name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self.kept[name] = _kept(value)
+        if type(value) is torch.Tensor:
+            try:
+                # Neither releases the GIL, as a call of torch does, which other workers wait for.
+                if (array := value.numpy()).nbytes <= _SHORT:
+                    self.kept[name] = array.copy()
+                    return
+            except (TypeError, RuntimeError):  # on another device, or of a type that numpy lacks
+                pass
+        value = own_value(value)
+        self.kept[name] = _Array(value) if isinstance(value, np.ndarray) else value
 
     def __getitem__(self, name: str) -> Any:
         value = self.kept[name]
@@ -203,18 +214,6 @@ class OwnRow(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.kept)
-
-
-def _kept(value: Any) -> Any:
-    if type(value) is torch.Tensor:
-        try:
-            # Neither releases the GIL, as a call of torch does, which other workers wait for.
-            if (array := value.numpy()).nbytes <= _SHORT:
-                return array.copy()
-        except (TypeError, RuntimeError):  # on another device, or of a type that numpy lacks
-            pass
-    value = own_value(value)
-    return _Array(value) if isinstance(value, np.ndarray) else value
 
 
 def to_rows(fields: TensorDictBase | Sequence[Row]) -> list[dict[str, Any]]:
