@@ -90,7 +90,8 @@ class NewDump:
                     with contextlib.suppress(FileNotFoundError):
                         remove(place.directory, place.root)
             finally:
-                _remove_tree(staging.path)  # unless it is in place
+                if os.path.lexists(staging.path):
+                    _remove_tree(staging.path)
         what = "other processes dump it again and again"
         raise FileExistsError(errno.EEXIST, what, str(place.directory))
 
@@ -259,21 +260,22 @@ class OpenDump:
 # -- keeping what is bad, removing what is old ------------------------------------------------
 
 
-def move_away(place: Place, judged: os.stat_result) -> str:
-    """Rename what was `judged` and has the name of a dump; returns the new name.
+def move_away(place: Place, judged: os.stat_result | None = None) -> str:
+    """Rename what has the name of a dump; returns the new name.
 
-    Raises FileNotFoundError where it is gone, or another one has its place by now.
+    With `judged` only that very directory is moved. Raises FileNotFoundError where it is gone, or
+    another one has its place by now.
     """
     name, kept = place.name, quarantine_name(place.name)
     replaced = FileNotFoundError(errno.ENOENT, "it was replaced", str(place.directory))
     with open_folder(place.root) as folder:
         at = {"src_dir_fd": folder.handle, "dst_dir_fd": folder.handle}
-        if not os.path.samestat(folder.stat(name), judged):
+        if judged is not None and not os.path.samestat(folder.stat(name), judged):
             raise replaced
         os.rename(name, kept, **at)
         # Another process may have replaced it between the look and the rename: then what was moved
         # is sound, and goes back. Where a third one has the place by then, it stays moved away.
-        if not os.path.samestat(folder.stat(kept), judged):
+        if judged is not None and not os.path.samestat(folder.stat(kept), judged):
             with contextlib.suppress(OSError):
                 os.rename(kept, name, **at)
             raise replaced

@@ -286,7 +286,7 @@ class StepStore:
         kept, becomes = None, ""
         try:
             if self._quarantines:
-                kept = move_away(place, judged or os.lstat(place.directory))
+                kept = move_away(place, judged)
                 becomes = f". It is kept as {kept}"
                 # Else the next dump that is published would keep it listed for a second.
                 self._listing.forget()
