@@ -109,7 +109,7 @@ class CallRole(Role):
             raise AbsentDumpError("no dump serves this call", where)
         try:
             # Ranks have loaded it to agree.
-            loaded, call.loaded = call.loaded or call.visit.load(call, found), None
+            loaded, call.loaded = call.loaded or self.dumps.load(call, found), None
             rollouts, states = loaded
             if self.local_config.restore_rng:
                 restore_rng(states)
@@ -180,7 +180,7 @@ class CallRole(Role):
                 found = call.visit.look_up(call) or call.visit.judge(call)
                 if self.ranks is not None and isinstance(found, Place):
                     # It is loaded first, so that a hit takes the ranks one exchange.
-                    call.loaded = call.visit.load(call, found)
+                    call.loaded = self.dumps.load(call, found)
             except BaseException as raised:
                 # What cannot be read counts as absent; but not a sound dump that is too large.
                 is_absent = isinstance(raised, DumpError | OSError | MemoryError)

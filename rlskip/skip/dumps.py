@@ -201,6 +201,22 @@ class Dumps:
         ways = [way for way in ways if way]
         return ways[0] if len(ways) == 1 else f"choose one: {'; '.join(ways)}"
 
+    def load(self, call: Call, found: Any) -> tuple[Any, Any]:
+        """The rollouts that serve the call, and the generators' states.
+
+        Raises DumpError where a dump is unusable.
+        """
+        if not isinstance(found, Place):
+            return self.run.load(call, found), None
+        meta = call.meta
+        part = ("rollouts", "aside") if self.local_config.restore_rng else ("rollouts",)
+        with call.timed():
+            rollouts, *states = self.store.load(found.step, call=found.call, meta=meta, part=part)
+            rollouts = self.usable(rollouts, meta, call, found)
+        call.is_served(found.step, self.store.size_of(meta), meta.info.get("seconds", 0.0))
+        call.facts["call"] = found.call
+        return rollouts, states[0] if states else None
+
     def usable(self, rollouts: Any, meta: DumpMeta, call: Call, found: Place) -> Any:
         """The rollouts of a dump, `found`, without the fields that are dropped.
 

@@ -271,22 +271,6 @@ class Visit:
         for key in [found] if isinstance(found, Place) else found.metas:
             self.free(key, is_lost=is_lost and key == found)
 
-    def load(self, call: Call, found: Any) -> tuple[Any, Any]:
-        """The rollouts that serve the call, and the generators' states.
-
-        Raises DumpError where a dump is unusable.
-        """
-        if not isinstance(found, Place):
-            return self._dumps.run.load(call, found), None
-        meta = call.meta
-        part = ("rollouts", "aside") if self._config.restore_rng else ("rollouts",)
-        with call.timed():
-            rollouts, *states = self._store.load(found.step, call=found.call, meta=meta, part=part)
-            rollouts = self._dumps.usable(rollouts, meta, call, found)
-        call.is_served(found.step, self._store.size_of(meta), meta.info.get("seconds", 0.0))
-        call.facts["call"] = found.call
-        return rollouts, states[0] if states else None
-
     def judge(self, call: Call) -> Mismatch | None:
         """What becomes of a call that no dump fits; None: it is a miss.
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import multiprocessing
 import re
 import resource
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from rlskip import SkipManager
 from rlskip.jobs.lease import SingleFlight
 from rlskip.jobs.records import tally
 from rlskip.skip import call_role
+from rlskip.store import StepStore
 from rlskip.store.writer import Writer
 from tests.clock import in_a_fork
 from tests.skip.prompt_stages import run
@@ -222,6 +226,34 @@ def _calls(folder: Path, names: list[str], start: Any) -> list[str]:
 
     asyncio.run(main())
     return generated
+
+
+@pytest.mark.parametrize("match", ["step", "run"])
+def test_what_another_job_writes_where_a_call_is_going_to_serves(
+    init: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, match: str
+) -> None:
+    draws = itertools.count(1)
+    generate = SkipManager.annotate(role="rollout")(lambda prompts: f"{prompts}{next(draws)}")
+    init(at=1)
+    assert generate("b") == "b1"
+    head, others, got = SkipManager.store("rollout").place(1).directory, tmp_path / "others", []
+    shutil.move(head, others)
+    init(at=1, match=match)
+    prepare = StepStore.prepare
+
+    def meanwhile(*args: Any, **kwargs: Any) -> Any:
+        """The name is taken by now, and nothing is written yet."""
+        monkeypatch.undo()
+        shutil.move(others, head)
+        with ThreadPoolExecutor(1) as threads:
+            got.append(threads.submit(generate, "b").result())
+        return prepare(*args, **kwargs)
+
+    monkeypatch.setattr(StepStore, "prepare", meanwhile)
+    assert (generate("a"), got) == ("a2", ["b1"])
+    assert generate("b") == "b3", "each dump serves once"
+    init(at=1, match=match)
+    assert [*map(generate, "abb")] == ["a2", "b1", "b3"]
 
 
 def test_jobs_that_wait_for_each_others_calls_do_not_keep_each_other_waiting(

@@ -9,7 +9,6 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -460,32 +459,6 @@ def test_equal_calls_side_by_side_keep_their_order_and_step(
     assert len({*made}) == len(made)
     init(match=match)
     assert asyncio.run(ahead()) == made
-
-
-@pytest.mark.parametrize("match", ["step", "run"])
-def test_what_another_job_writes_where_a_call_is_going_to_serves(
-    init: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, match: str
-) -> None:
-    init()
-    assert step(1, "b") == ["b1"]
-    head, others, got = SkipManager.store("rollout").place(1).directory, tmp_path / "others", []
-    shutil.move(head, others)
-    init(match=match)
-    prepare = StepStore.prepare
-
-    def meanwhile(*args: Any, **kwargs: Any) -> Any:
-        """The name is taken by now, and nothing is written yet."""
-        monkeypatch.undo()
-        shutil.move(others, head)
-        with ThreadPoolExecutor(1) as threads:
-            got.append(threads.submit(generate, "b").result())
-        return prepare(*args, **kwargs)
-
-    monkeypatch.setattr(StepStore, "prepare", meanwhile)
-    assert (step(1, "a"), got) == (["a2"], ["b1"])
-    assert generate("b") == "b3", "each dump serves once"
-    init(match=match)
-    assert step(1, "a", "b", "b") == ["a2", "b1", "b3"]
 
 
 def test_a_call_stays_its_steps_where_another_thread_goes_on(
