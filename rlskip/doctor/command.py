@@ -135,9 +135,9 @@ def compose(command: Command) -> DictConfig:
     if run.returncode != 0:  # some interpolations resolve in the job only
         run = run_command(asked)
     if run.returncode != 0:
-        # Indented are the frames of a traceback, the search path, and all options of a group.
-        noise = ("Set the environment", "Config search path", "Available options", "Traceback")
-        errors = [line for line in run.stderr.splitlines() if line[:1].strip()]
+        noise = ("Set the environment", "Config search path", "Traceback")
+        said = run.stderr.replace("\n\t", " ")  # the options of a group, one a line
+        errors = [line for line in said.splitlines() if line[:1].strip()]  # no traceback's frames
         errors = [line for line in errors if not line.startswith(noise)]
         what = f"it cannot be composed: {' / '.join(errors[-4:]) or 'it printed no error'}"
         raise CannotComposeError(what, remedy="correct the command first")
