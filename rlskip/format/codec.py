@@ -192,10 +192,7 @@ class Unpacker:
         return value
 
     def entries(self, entries: list[list[Node]]) -> list[tuple[Any, Any]]:
-        return [
-            (key if type(key) is str else as_key(self.node(key)), self.node(value))
-            for key, value in entries
-        ]
+        return [(as_key(self.node(key)), self.node(value)) for key, value in entries]
 
     def once(self, number: int | None, build: Callable[[np.ndarray], Any]) -> Any:
         """What `build` makes of array `number`, or of none: one object wherever a tree names it."""

@@ -124,9 +124,8 @@ class Reader:
         self.narrow: Collection[int] = ()
         self._verified: set[int] = set()
         self._fetched: dict[int, np.ndarray] = {}
-        self._entries, expanded = self._parse_entries(start), plain
-        for entry in self._entries:
-            expanded += entry.nbytes
+        self._entries = self._parse_entries(start)
+        expanded = plain + sum(entry.nbytes for entry in self._entries)
         #: Whether it takes so little that nothing of it is worth a second thread.
         self.is_small = expanded <= CHUNK
         if expanded > most:

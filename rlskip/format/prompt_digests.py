@@ -83,7 +83,7 @@ def _rows_of(columns: dict[Any, Any], n: int, neutral: Collection[str]) -> list[
             cells = [fingerprint({name: unwrapped(column)}, None)] * n
         elif isinstance(column, np.ndarray) and column.ndim > 1:
             shape = (n, column.shape[-1])
-            masks = (columns[n] for n in columns if str(n).endswith("attention_mask"))
+            masks = (columns[one] for one in columns if str(one).endswith("attention_mask"))
             mask = next((one for one in masks if getattr(one, "shape", None) == shape), None)
             real = None if mask is None or mask.all() else mask != 0
             if (texts := row_texts(column, real)) is not None:
