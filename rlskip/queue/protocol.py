@@ -191,7 +191,6 @@ class OwnRow(MutableMapping[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         if type(value) is torch.Tensor:
             try:
-                # Neither releases the GIL, as a call of torch does, which other workers wait for.
                 if (array := value.numpy()).nbytes <= _SHORT:
                     self.kept[name] = array.copy()
                     return
