@@ -7,6 +7,7 @@ import functools
 import itertools
 import logging
 import multiprocessing
+import os
 import re
 import resource
 import shutil
@@ -22,7 +23,7 @@ import torch
 
 from rlskip import SkipManager
 from rlskip.jobs.lease import SingleFlight
-from rlskip.jobs.records import tally
+from rlskip.jobs.records import JOB_VARIABLE, tally
 from rlskip.skip import call_role
 from rlskip.store import StepStore
 from rlskip.store.writer import Writer
@@ -174,6 +175,7 @@ def generated_by(folder: Path, job: Callable[..., list[Any]], *given: Any) -> li
     start = context.Barrier(len(given))
 
     def run(index: int) -> None:
+        os.environ.pop(JOB_VARIABLE, None)  # else each is a part of the job that starts it
         call_role.SingleFlight = functools.partial(SingleFlight, poll_s=0.01)  # type: ignore
         Path(folder, f"{index}").write_text(" ".join(job(folder, given[index], start)))
 

@@ -478,3 +478,10 @@ def test_a_call_stays_its_steps_where_another_thread_goes_on(
 
     monkeypatch.setattr(CallRole, "visit", late)
     assert stage("p") == 1, "the dump of the step's first call serves no other one"
+
+
+def test_what_has_served_the_run_is_not_replaced(dumped_calls: Any) -> None:
+    dumped_calls({1: "a", 2: "b"}, match="run", on_mismatch="regenerate")
+    assert (step(1, "b"), step(2, "c")) == (["b2"], ["c1"])
+    dumped_calls({}, match="run", on_miss="error")
+    assert (step(1, "b"), step(2, "c")) == (["b2"], ["c1"])
