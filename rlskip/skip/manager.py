@@ -48,8 +48,6 @@ class SkipManager:
     start_engine: ClassVar[bool] = True
     #: Roles of decorated functions that were called since `init` although their role is off.
     bypassed: ClassVar[set[str]] = set()
-    #: Held while the step changes, and its visits with it.
-    moving: ClassVar[threading.RLock] = threading.RLock()
 
     # The roles of all functions that were decorated, and whether one that nobody calls was named.
     _decorated: ClassVar[set[str]] = set()
@@ -58,6 +56,8 @@ class SkipManager:
     _guard: ClassVar[Callable[[str], None]] = staticmethod(said.refuse_chosen)
     # The roles that do not list the present step: looked up once per step, not on every call.
     _unlisted: ClassVar[frozenset[str]] = frozenset()
+    # Held while the step changes, and with it its visits and the roles that do not list it.
+    _moving: ClassVar[threading.RLock] = threading.RLock()
 
     @classmethod
     def init(cls, config: Any) -> None:
@@ -151,17 +151,17 @@ class SkipManager:
             `step` is not an integer >= 0 (Python's, numpy's, or a 0-d tensor).
         """
         number, enabled = _number(step, "SkipManager.set_step"), cls.skip_instances
-        with cls.moving:
+        with cls._moving:
             before, cls.step = cls.step, number
             for skip in enabled.values() if number != before else ():
                 skip.begin_visit()
+            cls._unlisted = frozenset(
+                role
+                for role, skip in enabled.items()
+                if not skip.support_online_step and number not in skip.local_config.steps
+            )
         if number != before and before is not None and not cls._warned:
             cls._warned = said.warn_of_uncalled(enabled, cls.bypassed, cls._decorated, before)
-        cls._unlisted = frozenset(
-            role
-            for role, skip in enabled.items()
-            if not skip.support_online_step and cls.step not in skip.local_config.steps
-        )
 
     @classmethod
     def count_rollouts(cls) -> None:

@@ -94,7 +94,6 @@ def _wrap_async(manager: Any, stage: Stage) -> Callable[..., Any]:
             call.at_end(call.chosen.set)
             find = functools.partial(look.run, replay, skip, call)
             replayed = await loop.run_in_executor(_lookers(os.getpid()), find)
-            call.chosen.set()
             if replayed:
                 return replayed[0]
             with _running(skip, call):
@@ -140,8 +139,9 @@ def _eligible_call(
         return None
     is_own = skip.support_online_step
     own = skip.extract_step(*args, **kwargs) if is_own else None
-    with manager.moving:  # the loop may go on before a thread looks for the dump of this call
-        step = own if is_own else manager.step
+    # At once: the loop may go on meanwhile, or before a thread looks for the dump of this call.
+    with manager._moving:
+        step, is_listed = own if is_own else manager.step, stage.role not in manager._unlisted
         call.visit = None if step is None else skip.visit(step)
     if step is None:
         remedy = "call SkipManager.set_step(step) in the training loop, before the stage"
@@ -149,7 +149,7 @@ def _eligible_call(
         raise StepNotSetError(f"skip.{stage.role} is enabled, but no step is set", where, remedy)
     call.step = step
     # Of the loop's step `set_step` has looked it up.
-    is_listed = not is_own or step in skip.local_config.steps
+    is_listed = step in skip.local_config.steps if is_own else is_listed
     return call if is_listed else None
 
 

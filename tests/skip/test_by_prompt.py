@@ -158,6 +158,8 @@ def test_other_arguments_are_a_mismatch(init: Callable[..., Path]) -> None:
     init(match="prompt", on_mismatch="error")
     with pytest.raises(MismatchError, match=r"temperature: 0\.5 now, 1\.0 in the dump"):
         run(lambda batch: generate([*batch], 0.5), "ad")
+    run(lambda batch: generate([*batch], 0.5), "ax")
+    assert made.pop() == "ax", "one prompt was never asked for"
     init(match="prompt", on_mismatch="regenerate")
     (rows,) = run(lambda batch: generate([*batch], 0.5), "ad")
     assert [row["t"] for row in rows] == [0.5, 0.5]

@@ -376,3 +376,20 @@ def test_validation_before_training_is_no_step_that_the_stage_missed(
     for step in (2, 3):  # validation may come later
         SkipManager.set_step(first + step)
     assert "NEVER CONSULTED" not in warned.text
+
+
+def test_a_call_meanwhile_a_step_begins_that_is_not_listed_just_runs(
+    init: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = SkipManager.annotate(role="rollout")(lambda prompts: prompts)
+    dumps = init(at=1, steps="1")
+    call = threading.Thread(target=stage, args=("p",))
+
+    def begin() -> None:
+        call.start()
+        call.join(0.2)
+
+    monkeypatch.setattr(SkipManager.skip_instances["rollout"], "begin_visit", begin)
+    SkipManager.set_step(2)
+    call.join()
+    assert not [*dumps.rglob("gen_batch.dp")]

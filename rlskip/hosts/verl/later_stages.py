@@ -135,11 +135,15 @@ def validation(validate: Callable[..., Any], self: Any, *args: Any, **kwargs: An
 
 
 def _stage(role: str, prompts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def called_with(*_: Any, **__: Any) -> Mapping[str, Any]:
+        assert SkipManager.settings is not None  # or the role would be off
+        return SkipManager.settings.facts.called_with[role]
+
     return SkipManager.annotate(
         role,
         stage=f"verl.{role}",
         prompts=prompts,
-        identity=lambda *_, **__: SkipManager.settings.facts.called_with[role],  # type: ignore
+        identity=called_with,
         ignore=[ALL],
         derived=True,
     )
